@@ -1,0 +1,273 @@
+package dialect
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"strings"
+)
+
+// postgres speaks PostgreSQL. What must not depend on the planner's
+// statistics, or must be one round trip, is a function of the migrations; its
+// name ends in a number that grows when it changes, so that old and new
+// replicas run side by side. Every parameter has a cast, so that each of pgx's
+// query modes sends it rightly, and nothing is kept in the session.
+type postgres struct{}
+
+func (postgres) name() string    { return "postgres" }
+func (postgres) hostClock() bool { return false }
+
+// pgNow is the database's clock where the caller gives none.
+const pgNow = `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
+
+func (postgres) stage(s Stage, at now) Statement {
+	return Statement{
+		`SELECT key, version FROM {t:stage_1}($1::text, $2::text[], $3::bytea[], $4::text[], $5::boolean[], $6::bigint, $7::bigint)`,
+		[]any{s.Channel, s.Keys, s.Payloads, s.Headers, s.Tombstones, s.Delay, at},
+	}
+}
+
+func (postgres) pending(channel, key string) Statement {
+	return Statement{
+		`SELECT ` + RowColumns + ` FROM {t:entries} WHERE channel = $1::text AND key = $2::text`,
+		[]any{channel, key},
+	}
+}
+
+func (postgres) list(channel, after string, limit int) Statement {
+	return Statement{`
+		SELECT id, key, version, token, attempt, ''::bytea, headers, tombstone, staged_at, due, lease_until, last_error
+		FROM {t:entries} WHERE channel = $1::text AND key > $2::text ORDER BY channel, key LIMIT $3::integer`,
+		[]any{channel, after, limit},
+	}
+}
+
+// discard tells a locked row from one that has moved on by reading it again.
+func (p postgres) discard(ctx context.Context, db *sql.DB, d Dialect, channel, key string, version int64) (result int16, err error) {
+	st := d.rendered(Statement{`
+		WITH gone AS (
+			DELETE FROM {t:entries} WHERE id = ANY (ARRAY(
+				SELECT id FROM {t:entries}
+				WHERE channel = $1::text AND key = $2::text AND version = $3::bigint
+				FOR UPDATE SKIP LOCKED
+			)) RETURNING id
+		)
+		SELECT CASE
+			WHEN EXISTS (SELECT FROM gone) THEN 1
+			WHEN e.id IS NULL THEN 5
+			WHEN e.version = $3::bigint THEN 4
+			ELSE 3
+		END
+		FROM (SELECT) AS one LEFT JOIN {t:entries} AS e ON e.channel = $1::text AND e.key = $2::text`,
+		[]any{channel, key, version},
+	})
+	err = d.Write(ctx, db, st, func(rows *sql.Rows) error { return rows.Scan(&result) })
+	return result, err
+}
+
+func (postgres) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, scan scan) error {
+	return d.Write(ctx, db, d.rendered(Statement{
+		`SELECT ` + RowColumns + `, probe FROM {t:claim_1}($1::text, $2::integer, $3::bigint, $4::bigint, $5::bigint)`,
+		[]any{c.Channel, c.Limit, c.Lease, c.From, at},
+	}), scan)
+}
+
+func (postgres) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error) {
+	results, scan := marked(len(s.IDs))
+	return results, d.Write(ctx, db, d.rendered(Statement{`
+		SELECT ord, result FROM {t:settle_1}($1::bigint[], $2::bigint[], $3::bigint[],
+			$4::smallint[], $5::bigint[], $6::text[], $7::boolean, $8::bigint)`,
+		[]any{s.IDs, s.Versions, s.Tokens, s.Outcomes, s.Delays, s.Errors, s.Again, at},
+	}), scan)
+}
+
+func (postgres) extend(ctx context.Context, db *sql.DB, d Dialect, ids, tokens []int64, lease int64, at now) ([]int16, error) {
+	results, scan := marked(len(ids))
+	return results, d.Write(ctx, db, d.rendered(Statement{
+		`SELECT ord, result FROM {t:extend_1}($1::bigint[], $2::bigint[], $3::bigint, $4::bigint)`,
+		[]any{ids, tokens, lease, at},
+	}), scan)
+}
+
+func (postgres) look(l Look, at now) Statement {
+	return Statement{
+		`SELECT wait, paused, outage FROM {t:look_1}($1::smallint[], $2::text[], $3::bigint[], $4::bigint)`,
+		[]any{l.Systems, l.Names, l.Froms, at},
+	}
+}
+
+func (postgres) outage(o Outage, at now) Statement {
+	if !o.Down {
+		return Statement{`
+			UPDATE {t:channels} SET outage_until = 0, outage_level = 0, outage_reason = '', probe_until = 0
+			WHERE system = $1::smallint AND name = $2::text AND outage_level > 0`,
+			[]any{o.System, o.Name},
+		}
+	}
+	return Statement{`
+		INSERT INTO {t:channels} AS c (system, name, outage_level, outage_until, outage_reason)
+		SELECT $1::smallint, $2::text, 1, n.now + $4::bigint, $3::text
+		FROM (SELECT coalesce($6::bigint, ` + pgNow + `) AS now) AS n
+		ON CONFLICT (system, name) DO UPDATE SET
+			outage_until = excluded.outage_until - $4::bigint
+				+ least($5::bigint, $4::bigint * (1::bigint << least(c.outage_level, 20))),
+			outage_level = c.outage_level + 1, outage_reason = excluded.outage_reason, probe_until = 0
+		WHERE c.outage_until <= excluded.outage_until - $4::bigint`,
+		[]any{o.System, o.Name, o.Reason, o.Base, o.Cap, at},
+	}
+}
+
+func (postgres) pause(name string, length int64, reason string, at now) Statement {
+	if length == 0 {
+		return Statement{`
+			UPDATE {t:channels} SET paused_until = 0, reason = '',
+				outage_until = 0, outage_level = 0, outage_reason = '', probe_until = 0
+			WHERE name = $1::text`,
+			[]any{name},
+		}
+	}
+	return Statement{`
+		INSERT INTO {t:channels} (system, name, paused_until, reason)
+		SELECT s.system, $1::text, coalesce($4::bigint, ` + pgNow + `) + $2::bigint, $3::text
+		FROM (VALUES (1::smallint), (2::smallint)) AS s (system)
+		ON CONFLICT (system, name) DO UPDATE SET paused_until = excluded.paused_until, reason = excluded.reason`,
+		[]any{name, length, reason, at},
+	}
+}
+
+// stats hops from channel to channel along the due index, and counts at most
+// limit rows of each kind, so that its cost does not grow with the backlog.
+func (postgres) stats(limit int, at now) Statement {
+	return Statement{`
+		WITH RECURSIVE n AS (SELECT coalesce($2::bigint, ` + pgNow + `) AS now),
+		held (name) AS (
+			(SELECT channel FROM {t:entries} ORDER BY channel LIMIT 1)
+			UNION ALL
+			SELECT (SELECT e.channel FROM {t:entries} AS e WHERE e.channel > h.name ORDER BY e.channel LIMIT 1)
+			FROM held AS h WHERE h.name IS NOT NULL
+		),
+		named AS (
+			SELECT 1::smallint AS system, name FROM held WHERE name IS NOT NULL
+			UNION SELECT system, name FROM {t:channels}
+			WHERE system = 1 AND (paused_until > 0 OR outage_level > 0)
+		)
+		SELECT m.system, m.name, d.n, s.n, l.n,
+			coalesce(n.now - d.oldest, 0), coalesce(w.attempt, 0), coalesce(w.last_error, ''),
+			greatest(0, c.paused_until - n.now, c.outage_until - n.now), coalesce(c.outage_level > 0, false),
+			coalesce(CASE WHEN c.paused_until > n.now THEN c.reason WHEN c.outage_level > 0 THEN c.outage_reason END, '')
+		FROM n CROSS JOIN named AS m
+		LEFT JOIN {t:channels} AS c ON c.system = m.system AND c.name = m.name
+		CROSS JOIN LATERAL (SELECT count(*) AS n, min(x.due) AS oldest FROM (
+			SELECT e.due FROM {t:entries} AS e WHERE e.channel = m.name AND e.due <= n.now AND e.lease_until <= n.now
+			ORDER BY e.due LIMIT $1::integer) AS x) AS d
+		CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
+			SELECT FROM {t:entries} AS e WHERE e.channel = m.name AND e.due > n.now LIMIT $1::integer) AS x) AS s
+		CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
+			SELECT FROM (SELECT e.lease_until FROM {t:entries} AS e WHERE e.channel = m.name AND e.due <= n.now
+				ORDER BY e.due LIMIT $1::integer) AS y WHERE y.lease_until > n.now) AS x) AS l
+		LEFT JOIN LATERAL (SELECT x.attempt, x.last_error FROM (
+			(SELECT e.attempt, e.last_error FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due LIMIT 1000)
+			UNION ALL
+			(SELECT e.attempt, e.last_error FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due DESC LIMIT 1000)
+			) AS x ORDER BY x.attempt DESC, x.last_error DESC LIMIT 1) AS w ON true
+		ORDER BY m.system, m.name`,
+		[]any{limit, at},
+	}
+}
+
+func (postgres) fence(now) Statement {
+	return Statement{`SELECT version, token FROM {t:fence_1}()`, nil}
+}
+
+// write: one statement is one transaction.
+func (postgres) write(ctx context.Context, db *sql.DB, run func(Querier) error) error {
+	err := run(db)
+	if state, ok := sqlState(err); !ok || state != "40001" && state != "40P01" {
+		return err
+	}
+	// The server's default isolation is above READ COMMITTED: say it aloud.
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := run(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// callerContext: pgx closes the connection of a cancelled statement, so
+// nothing of the caller's can follow it unseen.
+func (postgres) callerContext(ctx context.Context) context.Context { return ctx }
+
+func (postgres) classify(err error) Fault {
+	state, ok := sqlState(err)
+	if !ok {
+		if _, other := resultCode(err); other {
+			return FaultOtherKind
+		}
+		return FaultOther
+	}
+	switch state {
+	case "40001", "40P01":
+		return FaultRetry
+	case "42P01", "42883", "3F000", "42703", "42P10":
+		return FaultSchema
+	case "25P02":
+		return FaultAborted
+	case "42501":
+		return FaultGrant
+	case "25006":
+		return FaultReadOnly
+	}
+	// Classes 08 and 57P0x: the server is going away and may not have said all.
+	if strings.HasPrefix(state, "08") || strings.HasPrefix(state, "57P") {
+		return FaultOther
+	}
+	return FaultAnswered
+}
+
+func (postgres) check(ctx context.Context, db *sql.DB, d Dialect) ([]Finding, error) {
+	var version int
+	var recovering bool
+	var isolation, commit, fsync string
+	err := db.QueryRowContext(ctx, `
+		SELECT current_setting('server_version_num')::integer, pg_is_in_recovery(),
+			current_setting('default_transaction_isolation'), current_setting('synchronous_commit'), current_setting('fsync')`,
+	).Scan(&version, &recovering, &isolation, &commit, &fsync)
+	if err != nil {
+		return nil, err
+	}
+	var fs findings
+	fs.fault(version < 120000, "postgres %d is too old: 12 or later is needed", version/10000)
+	fs.fault(recovering, "the server is a read-only replica: connect to the primary")
+	fs.warn(isolation != "read committed", "default_transaction_isolation is %q: relays will repeat statements that fail with 40001; "+
+		"set it to 'read committed' for their role", isolation)
+	fs.warn(commit == "off", "synchronous_commit is off: what was committed in the last moments before a crash is lost, "+
+		"and its versions may be given out again: run `outbox fence` after a crash")
+	fs.warn(fsync == "off", "fsync is off: a crash of the machine can corrupt the whole database")
+	err = pgGrants(ctx, db, d, &fs)
+	return fs, err
+}
+
+// pgGrants finds what of the documented grants the role lacks.
+func pgGrants(ctx context.Context, db *sql.DB, d Dialect, fs *findings) error {
+	for _, g := range []struct{ object, kind, privileges string }{
+		{"entries", "table", "SELECT,INSERT,UPDATE,DELETE"},
+		{"channels", "table", "SELECT,INSERT,UPDATE"},
+		{"seq", "sequence", "USAGE,SELECT"},
+		{"token_seq", "sequence", "USAGE"},
+	} {
+		object := d.Render(`{t:` + g.object + `}`)
+		for privilege := range strings.SplitSeq(g.privileges, ",") {
+			var granted bool
+			row := db.QueryRowContext(ctx, `SELECT has_`+g.kind+`_privilege($1::text, $2::text)`, object, privilege)
+			if err := row.Scan(&granted); err != nil {
+				return fmt.Errorf("check grants on %s: %w", object, err)
+			}
+			fs.fault(!granted, "the role lacks %s on %s %s: grant it", privilege, g.kind, object)
+		}
+	}
+	return nil
+}

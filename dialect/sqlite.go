@@ -1,0 +1,365 @@
+package dialect
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net/url"
+	"strings"
+)
+
+// sqlite speaks SQLite through modernc.org/sqlite. There is one writer, so a
+// counter row issues versions and tokens, and a relay's write is a transaction
+// begun with BEGIN IMMEDIATE on a connection held for it. Times come from the
+// host and are bound as integers, never as time.Time, which the driver would
+// store as text with its monotonic part.
+type sqlite struct{}
+
+func (sqlite) name() string    { return "sqlite" }
+func (sqlite) hostClock() bool { return true }
+
+// SQLiteDSN returns a data source name for the driver "sqlite" that has what
+// an outbox needs on every connection: WAL, so that readers and the writer do
+// not wait for each other; a busy_timeout of 5 s, so that writers wait for each
+// other rather than fail; _txlock=immediate, so that a transaction that reads
+// first can still write; and synchronous=FULL, so that a commit survives a
+// power cut. The path is a file's; an in-memory database has no place here,
+// since each connection of a pool would see its own.
+func SQLiteDSN(path string) string {
+	return "file:" + (&url.URL{Path: path}).EscapedPath() +
+		"?_txlock=immediate&_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
+}
+
+// stage draws a run of versions and writes the rows with them. Both statements
+// run under the write lock that the first one takes.
+func (sqlite) stage(s Stage, at now) Statement {
+	due := at
+	if s.Delay > 0 {
+		due = (at.(int64) + s.Delay - 1) / s.Delay * s.Delay
+	}
+	n := len(s.Keys)
+	args := make([]any, 0, 4+4*n)
+	args = append(args, s.Channel, n, at, due)
+	var values strings.Builder
+	for i := range n {
+		if i > 0 {
+			values.WriteByte(',')
+		}
+		p := 5 + 4*i
+		fmt.Fprintf(&values, "(%d,?%d,?%d,?%d,?%d)", i+1, p, p+1, p+2, p+3)
+		args = append(args, s.Keys[i], s.Payloads[i], s.Headers[i], s.Tombstones[i])
+	}
+	return Statement{`
+		UPDATE {t:seq} SET version = max(version + ?2, ?3);
+		WITH i (n, key, payload, headers, tombstone) AS (VALUES ` + values.String() + `)
+		INSERT INTO {t:entries} (id, version, channel, key, payload, headers, tombstone, due, staged_at)
+		SELECT q.version - ?2 + i.n, q.version - ?2 + i.n, ?1, i.key, i.payload, i.headers, i.tombstone, ?4, ?3
+		FROM i CROSS JOIN {t:seq} AS q WHERE true
+		ON CONFLICT (channel, key) DO UPDATE SET
+			version = excluded.version, payload = excluded.payload, headers = excluded.headers,
+			tombstone = excluded.tombstone, staged_at = excluded.staged_at,
+			due = CASE WHEN attempt = 0 THEN min(due, excluded.due) ELSE excluded.due END,
+			attempt = 0, last_error = ''
+		RETURNING key, version`,
+		args,
+	}
+}
+
+func (sqlite) pending(channel, key string) Statement {
+	return Statement{
+		`SELECT ` + RowColumns + ` FROM {t:entries} WHERE channel = ?1 AND key = ?2`,
+		[]any{channel, key},
+	}
+}
+
+func (sqlite) list(channel, after string, limit int) Statement {
+	return Statement{`
+		SELECT id, key, version, token, attempt, x'', headers, tombstone, staged_at, due, lease_until, last_error
+		FROM {t:entries} WHERE channel = ?1 AND key > ?2 ORDER BY key LIMIT ?3`,
+		[]any{channel, after, limit},
+	}
+}
+
+func (sqlite) discard(ctx context.Context, db *sql.DB, d Dialect, channel, key string, version int64) (int16, error) {
+	var held int64
+	gone := d.rendered(Statement{`DELETE FROM {t:entries} WHERE channel = ?1 AND key = ?2 AND version = ?3`, []any{channel, key, version}})
+	read := d.rendered(Statement{`SELECT version FROM {t:entries} WHERE channel = ?1 AND key = ?2`, []any{channel, key}})
+	err := immediate(ctx, db, func(ctx context.Context, q Querier) error {
+		if err := each(ctx, q, read, func(rows *sql.Rows) error { return rows.Scan(&held) }); err != nil {
+			return err
+		}
+		return each(ctx, q, gone, none)
+	})
+	switch held {
+	case version:
+		return ResultDone, err
+	case 0:
+		return ResultNotFound, err
+	}
+	return ResultStale, err
+}
+
+// claim leases due rows where the channel is not paused; after an outage one,
+// for the caller whose token the probe then carries. It looks before it takes
+// the write lock: most looks find nothing.
+func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, scan scan) error {
+	found := false
+	peek := d.rendered(Statement{
+		`SELECT 1 FROM {t:entries} WHERE channel = ?1 AND due <= ?2 AND lease_until <= ?2 LIMIT 1`, []any{c.Channel, at},
+	})
+	if err := each(ctx, db, peek, func(*sql.Rows) error { found = true; return nil }); err != nil || !found {
+		return err
+	}
+	claim := d.rendered(Statement{`
+		UPDATE {t:seq} SET token = max(token + 1, ?4);
+		UPDATE {t:channels} SET probe_until = ?4 + ?3, probe_token = (SELECT token FROM {t:seq})
+		WHERE system = 1 AND name = ?1 AND outage_level > 0 AND max(paused_until, outage_until, probe_until) <= ?4;
+		UPDATE {t:entries} SET lease_until = ?4 + ?3, token = (SELECT token FROM {t:seq}), attempt = attempt + 1
+		WHERE id IN (
+			SELECT id FROM {t:entries} WHERE channel = ?1 AND due <= ?4 AND lease_until <= ?4
+			ORDER BY due, id LIMIT coalesce((
+				SELECT CASE WHEN max(paused_until, outage_until) > ?4 THEN 0 WHEN outage_level = 0 THEN ?2
+					ELSE probe_token = (SELECT token FROM {t:seq}) END
+				FROM {t:channels} WHERE system = 1 AND name = ?1
+			), ?2)
+		)
+		RETURNING ` + RowColumns + `,
+			EXISTS (SELECT 1 FROM {t:channels} WHERE system = 1 AND name = ?1 AND outage_level > 0)`,
+		[]any{c.Channel, c.Limit, c.Lease, at},
+	})
+	return immediate(ctx, db, func(ctx context.Context, q Querier) error { return each(ctx, q, claim, scan) })
+}
+
+// settle deletes what was published and looks closer only at what is left.
+func (sqlite) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error) {
+	results := make([]int16, len(s.IDs))
+	err := immediate(ctx, db, func(ctx context.Context, q Querier) error {
+		if err := sqlitePublished(ctx, q, d, s, results); err != nil {
+			return err
+		}
+		left := make([]int, 0)
+		for i, r := range results {
+			if r == 0 {
+				left = append(left, i)
+			}
+		}
+		if len(left) == 0 {
+			return nil
+		}
+		return sqliteLeft(ctx, q, d, s, at, left, results)
+	})
+	return results, err
+}
+
+// sqlitePublished deletes the rows whose outcome is done and marks them.
+func sqlitePublished(ctx context.Context, q Querier, d Dialect, s Settle, results []int16) error {
+	ordinals := make(map[int64]int, len(s.IDs))
+	lease := make([][3]int64, 0, len(s.IDs))
+	for i, id := range s.IDs {
+		if s.Outcomes == nil || s.Outcomes[i] == OutcomeDone {
+			ordinals[id] = i
+			lease = append(lease, [3]int64{id, s.Versions[i], s.Tokens[i]})
+		}
+	}
+	if len(lease) == 0 {
+		return nil
+	}
+	st := d.rendered(Statement{`
+		DELETE FROM {t:entries} WHERE id IN (
+			SELECT e.id FROM json_each(?1) AS s CROSS JOIN {t:entries} AS e ON e.id = s.value ->> 0
+			WHERE e.version = s.value ->> 1 AND e.token = s.value ->> 2 AND e.lease_until > 0
+		) RETURNING id`,
+		[]any{toJSON(lease)},
+	})
+	return each(ctx, q, st, func(rows *sql.Rows) error {
+		var id int64
+		err := rows.Scan(&id)
+		results[ordinals[id]] = ResultDone
+		return err
+	})
+}
+
+// sqliteLeft keeps, frees or refuses the rows that were not deleted, one by
+// one: they are few.
+func sqliteLeft(ctx context.Context, q Querier, d Dialect, s Settle, at now, left []int, results []int16) error {
+	for _, i := range left {
+		var version, token, until int64
+		found := false
+		read := d.rendered(Statement{`SELECT version, token, lease_until FROM {t:entries} WHERE id = ?1`, []any{s.IDs[i]}})
+		err := each(ctx, q, read, func(rows *sql.Rows) error {
+			found = true
+			return rows.Scan(&version, &token, &until)
+		})
+		if err != nil {
+			return err
+		}
+		outcome := int16(OutcomeDone)
+		if s.Outcomes != nil {
+			outcome = s.Outcomes[i]
+		}
+		results[i] = ResultDone
+		var end Statement
+		switch {
+		case !found && s.Again:
+		case !found || token != s.Tokens[i]:
+			results[i] = ResultStale
+		case until == 0: // ours, and settled before: a row of this version would be gone had it been published
+			if outcome == OutcomeDone && version == s.Versions[i] {
+				results[i] = ResultStale
+			}
+		case version != s.Versions[i]:
+			results[i] = ResultSuperseded
+			end = Statement{`UPDATE {t:entries} SET lease_until = 0 WHERE id = ?1`, []any{s.IDs[i]}}
+		default:
+			end = Statement{`
+				UPDATE {t:entries} SET lease_until = 0, due = ?2 + ?3, attempt = attempt - ?4,
+					last_error = CASE WHEN ?5 = '' THEN last_error ELSE ?5 END
+				WHERE id = ?1`,
+				[]any{s.IDs[i], at, s.Delays[i], outcome == OutcomeRelease, s.Errors[i]},
+			}
+		}
+		if end.Text == "" {
+			continue
+		}
+		if err := each(ctx, q, d.rendered(end), none); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (sqlite) extend(ctx context.Context, db *sql.DB, d Dialect, ids, tokens []int64, lease int64, at now) ([]int16, error) {
+	results := make([]int16, len(ids))
+	ordinals := make(map[int64]int, len(ids))
+	held := make([][2]int64, len(ids))
+	for i, id := range ids {
+		results[i] = ResultStale
+		ordinals[id] = i
+		held[i] = [2]int64{id, tokens[i]}
+	}
+	st := d.rendered(Statement{`
+		UPDATE {t:entries} SET lease_until = ?2 + ?3 WHERE id IN (
+			SELECT e.id FROM json_each(?1) AS s CROSS JOIN {t:entries} AS e ON e.id = s.value ->> 0
+			WHERE e.token = s.value ->> 1 AND e.lease_until > 0
+		) RETURNING id`,
+		[]any{toJSON(held), at, lease},
+	})
+	return results, immediate(ctx, db, func(ctx context.Context, q Querier) error {
+		return each(ctx, q, st, func(rows *sql.Rows) error {
+			var id int64
+			err := rows.Scan(&id)
+			results[ordinals[id]] = ResultDone
+			return err
+		})
+	})
+}
+
+func (sqlite) look(l Look, at now) Statement {
+	type channel struct {
+		System int16  `json:"s"`
+		Name   string `json:"n"`
+	}
+	channels := make([]channel, len(l.Names))
+	for i, name := range l.Names {
+		channels[i] = channel{l.Systems[i], name}
+	}
+	return Statement{`
+		WITH asked AS (
+			SELECT a.key AS ord, a.value ->> 'n' AS name, coalesce(c.outage_level > 0, false) AS outage,
+				max(0, coalesce(max(c.paused_until, c.outage_until, iif(c.outage_level > 0, c.probe_until, 0)), 0) - ?2) AS paused
+			FROM json_each(?1) AS a
+			LEFT JOIN {t:channels} AS c ON c.system = a.value ->> 's' AND c.name = a.value ->> 'n'
+		), next AS (
+			SELECT a.*, coalesce(
+				(SELECT 0 FROM {t:entries} AS e WHERE e.channel = a.name AND e.due <= ?2 AND e.lease_until <= ?2 LIMIT 1),
+				(SELECT min(n.at) FROM (
+					SELECT min(e.due) AS at FROM {t:entries} AS e WHERE e.channel = a.name AND e.due > ?2
+					UNION ALL
+					SELECT min(l.lease_until) FROM (
+						SELECT e.lease_until FROM {t:entries} AS e WHERE e.channel = a.name AND e.due <= ?2 AND e.lease_until > ?2
+						ORDER BY e.due, e.id LIMIT 100) AS l
+				) AS n)
+			) AS at
+			FROM asked AS a
+		)
+		SELECT iif(at IS NULL, -1, max(0, at - ?2, paused)), paused, outage FROM next ORDER BY ord`,
+		[]any{toJSON(channels), at},
+	}
+}
+
+func (sqlite) outage(o Outage, at now) Statement {
+	if !o.Down {
+		return Statement{`
+			UPDATE {t:channels} SET outage_until = 0, outage_level = 0, outage_reason = '', probe_until = 0
+			WHERE system = ?1 AND name = ?2 AND outage_level > 0`,
+			[]any{o.System, o.Name},
+		}
+	}
+	return Statement{`
+		INSERT INTO {t:channels} (system, name, outage_level, outage_until, outage_reason)
+		VALUES (?1, ?2, 1, ?6 + ?4, ?3)
+		ON CONFLICT (system, name) DO UPDATE SET
+			outage_until = ?6 + min(?5, ?4 * (1 << min(outage_level, 20))),
+			outage_level = outage_level + 1, outage_reason = excluded.outage_reason, probe_until = 0
+		WHERE outage_until <= ?6`,
+		[]any{o.System, o.Name, o.Reason, o.Base, o.Cap, at},
+	}
+}
+
+func (sqlite) pause(name string, length int64, reason string, at now) Statement {
+	if length == 0 {
+		return Statement{`
+			UPDATE {t:channels} SET paused_until = 0, reason = '',
+				outage_until = 0, outage_level = 0, outage_reason = '', probe_until = 0
+			WHERE name = ?1`,
+			[]any{name},
+		}
+	}
+	return Statement{`
+		INSERT INTO {t:channels} (system, name, paused_until, reason)
+		SELECT s.column1, ?1, ?4 + ?2, ?3 FROM (VALUES (1), (2)) AS s WHERE true
+		ON CONFLICT (system, name) DO UPDATE SET paused_until = excluded.paused_until, reason = excluded.reason`,
+		[]any{name, length, reason, at},
+	}
+}
+
+// stats hops from channel to channel along the due index, and counts at most
+// limit rows of each kind, so that its cost does not grow with the backlog.
+func (sqlite) stats(limit int, at now) Statement {
+	return Statement{`
+		WITH RECURSIVE held (name) AS (
+			SELECT min(channel) FROM {t:entries}
+			UNION ALL
+			SELECT (SELECT min(e.channel) FROM {t:entries} AS e WHERE e.channel > h.name) FROM held AS h WHERE h.name IS NOT NULL
+		),
+		named AS (
+			SELECT 1 AS system, name FROM held WHERE name IS NOT NULL
+			UNION SELECT system, name FROM {t:channels} WHERE system = 1 AND (paused_until > 0 OR outage_level > 0)
+		)
+		SELECT m.system, m.name,
+			(SELECT count(*) FROM (SELECT 1 FROM {t:entries} AS e
+				WHERE e.channel = m.name AND e.due <= ?2 AND e.lease_until <= ?2 ORDER BY e.due LIMIT ?1)),
+			(SELECT count(*) FROM (SELECT 1 FROM {t:entries} AS e WHERE e.channel = m.name AND e.due > ?2 LIMIT ?1)),
+			(SELECT count(*) FROM (SELECT e.lease_until AS u FROM {t:entries} AS e
+				WHERE e.channel = m.name AND e.due <= ?2 ORDER BY e.due LIMIT ?1) WHERE u > ?2),
+			coalesce(?2 - (SELECT e.due FROM {t:entries} AS e
+				WHERE e.channel = m.name AND e.due <= ?2 AND e.lease_until <= ?2 ORDER BY e.due LIMIT 1), 0),
+			coalesce((SELECT max(x.attempt) FROM (
+				SELECT e.attempt FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due DESC LIMIT 1000) AS x), 0),
+			coalesce((SELECT x.last_error FROM (
+				SELECT e.attempt, e.last_error FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due DESC LIMIT 1000) AS x
+				ORDER BY x.attempt DESC, x.last_error DESC LIMIT 1), ''),
+			max(0, coalesce(max(c.paused_until, c.outage_until), 0) - ?2), coalesce(c.outage_level > 0, false),
+			coalesce(CASE WHEN c.paused_until > ?2 THEN c.reason WHEN c.outage_level > 0 THEN c.outage_reason END, '')
+		FROM named AS m LEFT JOIN {t:channels} AS c ON c.system = m.system AND c.name = m.name
+		ORDER BY m.system, m.name`,
+		[]any{limit, at},
+	}
+}
+
+func (sqlite) fence(at now) Statement {
+	return Statement{`
+		UPDATE {t:seq} SET version = max(version + 1000000, ?1), token = max(token + 1000000, ?1) RETURNING version, token`,
+		[]any{at},
+	}
+}

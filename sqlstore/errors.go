@@ -1,0 +1,60 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/seed-2b36b211/sqloutbox/dialect"
+	"github.com/seed-2b36b211/sqloutbox/outbox"
+)
+
+// failed says what was being done when err came, and what to do about it. The
+// driver's error stays reachable with errors.As.
+func (s *Store) failed(ctx context.Context, err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	doing := fmt.Sprintf(format, args...)
+	switch fault := s.d.Classify(err); {
+	case fault == dialect.FaultSchema && s.d.HostClock():
+		if schema := s.checkSchema(ctx); schema != nil {
+			return fmt.Errorf("%s: %w: %w", doing, schema, err)
+		}
+	case fault == dialect.FaultSchema:
+		return fmt.Errorf("%s: %w in schema %q with prefix %q is missing or not this release's: run the migrations: %w",
+			doing, outbox.ErrSchema, s.d.Schema(), s.d.Prefix(), err)
+	case fault == dialect.FaultGrant:
+		return fmt.Errorf("%s: the role lacks a grant, `outbox doctor` tells which: %w", doing, err)
+	case fault == dialect.FaultReadOnly:
+		return fmt.Errorf("%s: the server or transaction is read-only: connect to the primary: %w", doing, err)
+	}
+	return fmt.Errorf("%s: %w", doing, cancelled(ctx, err))
+}
+
+// inTx is failed for a statement in a caller's transaction.
+func (s *Store) inTx(ctx context.Context, err error, format string, args ...any) error {
+	doing := fmt.Sprintf(format, args...)
+	switch fault := s.d.Classify(err); {
+	case errors.Is(err, sql.ErrTxDone), errors.Is(err, sql.ErrConnDone):
+		return fmt.Errorf("%s: %w: it has ended already: %w", doing, outbox.ErrTx, cancelled(ctx, err))
+	case fault == dialect.FaultAborted:
+		return fmt.Errorf("%s: %w: it was aborted by an earlier error: roll it back: %w", doing, outbox.ErrTx, err)
+	case fault == dialect.FaultOtherKind:
+		return fmt.Errorf("%s: %w: it belongs to another kind of database than %s: %w", doing, outbox.ErrTx, s.d.Name(), err)
+	case fault == dialect.FaultBusy:
+		return fmt.Errorf("%s: another connection is writing; if this came at once, the transaction had read before it wrote: "+
+			"open the database with dialect.SQLiteDSN, or add _txlock=immediate to the DSN: %w", doing, err)
+	}
+	return s.failed(ctx, err, "%s", doing)
+}
+
+// cancelled adds the reason to an error that only followed from a cancelled
+// context: database/sql's watcher races with the caller.
+func cancelled(ctx context.Context, err error) error {
+	if cause := ctx.Err(); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", cause, err)
+	}
+	return err
+}

@@ -1,0 +1,220 @@
+package sqlstore
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/seed-2b36b211/sqloutbox/dialect"
+	"github.com/seed-2b36b211/sqloutbox/outbox"
+)
+
+// StageRows implements outbox.LatestStore.
+func (s *Store) StageRows(ctx context.Context, tx outbox.Tx, channel string, rows []outbox.StageRow, batchDelay time.Duration) ([]outbox.Version, error) {
+	if tx == nil {
+		return nil, fmt.Errorf("stage in channel %q: %w: it is nil", channel, outbox.ErrTx)
+	}
+	versions := make([]outbox.Version, 0, len(rows))
+	for part := range slices.Chunk(rows, s.d.StageLimit()) {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("stage in channel %q: %w", channel, err)
+		}
+		var err error
+		if versions, err = s.stage(ctx, tx, channel, part, batchDelay, versions); err != nil {
+			if len(rows) == 1 {
+				return nil, s.inTx(ctx, err, "stage key %q in channel %q", rows[0].Key, channel)
+			}
+			return nil, s.inTx(ctx, err, "stage %d keys in channel %q", len(rows), channel)
+		}
+	}
+	if len(versions) > 0 {
+		s.hint(outbox.Hint{
+			Channel: outbox.Channel{System: outbox.SystemLatest, Name: channel},
+			Version: versions[len(versions)-1],
+		})
+	}
+	return versions, nil
+}
+
+// stage writes up to StageLimit rows and appends their versions.
+func (s *Store) stage(ctx context.Context, tx outbox.Tx, channel string, rows []outbox.StageRow, delay time.Duration, versions []outbox.Version) ([]outbox.Version, error) {
+	n := len(rows)
+	st := dialect.Stage{
+		Channel: channel, Delay: micros(delay),
+		Keys: make([]string, n), Payloads: make([][]byte, n), Headers: make([]string, n), Tombstones: make([]bool, n),
+	}
+	for i, r := range rows {
+		st.Keys[i], st.Payloads[i], st.Tombstones[i] = r.Key, r.Payload, r.Deleted
+		if r.Payload == nil {
+			st.Payloads[i] = []byte{}
+		}
+		if len(r.Header) > 0 {
+			text, err := json.Marshal(r.Header)
+			if err != nil {
+				return nil, err
+			}
+			st.Headers[i] = string(text)
+		}
+	}
+	q := s.d.Stage(st, s.now())
+	answer, err := tx.Query(s.d.CallerContext(ctx), q.Text, q.Args...)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Close()
+
+	// The answer comes in the order of the rows, save where versions were drawn again.
+	first := len(versions)
+	versions = append(versions, make([]outbox.Version, n)...)
+	got := 0
+	for answer.Next() {
+		var key string
+		var version int64
+		if err := answer.Scan(&key, &version); err != nil {
+			return nil, err
+		}
+		at := got
+		if at >= n || st.Keys[at] != key {
+			at, _ = slices.BinarySearch(st.Keys, key)
+		}
+		versions[first+at] = outbox.Version(version)
+		got++
+	}
+	if err := answer.Err(); err != nil {
+		return nil, err
+	}
+	if got != n {
+		return nil, fmt.Errorf("the database answered with %d versions for %d keys", got, n)
+	}
+	return versions, answer.Close()
+}
+
+// PendingRow implements outbox.LatestStore.
+func (s *Store) PendingRow(ctx context.Context, tx outbox.Tx, channel, key string) (row outbox.Row, err error) {
+	found := false
+	st := s.d.Pending(channel, key)
+	scan := func(rows outbox.Rows) error {
+		found = true
+		return scanRow(rows, &row)
+	}
+	if tx == nil {
+		err = s.d.Read(ctx, s.db, st, func(rows *sql.Rows) error { return scan(rows) })
+		err = s.failed(ctx, err, "read key %q of channel %q", key, channel)
+	} else if err = eachIn(s.d.CallerContext(ctx), tx, st, scan); err != nil {
+		err = s.inTx(ctx, err, "read key %q of channel %q", key, channel)
+	}
+	if err == nil && !found {
+		err = fmt.Errorf("read key %q of channel %q: %w", key, channel, outbox.ErrNotFound)
+	}
+	return row, err
+}
+
+// eachIn runs a query of a caller's transaction.
+func eachIn(ctx context.Context, tx outbox.Tx, st dialect.Statement, scan func(outbox.Rows) error) error {
+	rows, err := tx.Query(ctx, st.Text, st.Args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := scan(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// ListRows implements outbox.LatestStore.
+func (s *Store) ListRows(ctx context.Context, channel, after string, limit int) ([]outbox.Row, error) {
+	var list []outbox.Row
+	err := s.d.Read(ctx, s.db, s.d.List(channel, after, limit), func(rows *sql.Rows) error {
+		list = append(list, outbox.Row{})
+		return scanRow(rows, &list[len(list)-1])
+	})
+	return list, s.failed(ctx, err, "list channel %q", channel)
+}
+
+// DiscardRow implements outbox.LatestStore.
+func (s *Store) DiscardRow(ctx context.Context, channel, key string, v outbox.Version) error {
+	result, err := s.d.Discard(ctx, s.db, channel, key, int64(v))
+	if err != nil {
+		return s.failed(ctx, err, "discard key %q of channel %q", key, channel)
+	}
+	var refused error
+	switch result {
+	case dialect.ResultStale:
+		refused = outbox.ErrLeaseLost
+	case dialect.ResultNotFound:
+		refused = outbox.ErrNotFound
+	case dialect.ResultBusy:
+		refused = outbox.ErrBusy
+	default:
+		return nil
+	}
+	return fmt.Errorf("discard version %d of key %q of channel %q: %w", v, key, channel, refused)
+}
+
+// ClaimRows implements outbox.LatestStore.
+func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, error) {
+	cursor := s.cursors.of(outbox.Channel{System: outbox.SystemLatest, Name: c.Channel})
+	from, full := cursor.from(c.Full)
+	claim := dialect.Claim{Channel: c.Channel, Limit: c.Limit, Lease: micros(c.Lease), From: from}
+	var claimed outbox.Claimed
+	start := time.Now()
+	err := s.d.Claim(ctx, s.db, claim, s.now(), func(rows *sql.Rows) error {
+		if claimed.Rows == nil {
+			claimed.Rows = make([]outbox.Row, 0, c.Limit)
+		}
+		claimed.Rows = append(claimed.Rows, outbox.Row{})
+		return scanRow(rows, &claimed.Rows[len(claimed.Rows)-1], &claimed.Probe)
+	})
+	if err != nil {
+		return outbox.Claimed{}, s.failed(ctx, err, "claim from channel %q", c.Channel)
+	}
+	slices.SortFunc(claimed.Rows, func(a, b outbox.Row) int {
+		return cmp.Or(a.Due.Compare(b.Due), cmp.Compare(a.ID, b.ID))
+	})
+	if n := len(claimed.Rows); n > 0 {
+		cursor.claimed(claimed.Rows[n-1].Due.UnixMicro())
+	}
+	if full {
+		cursor.passed(time.Since(start))
+	}
+	return claimed, nil
+}
+
+// scanRow reads dialect.RowColumns, and what follows them into more.
+func scanRow(rows outbox.Rows, r *outbox.Row, more ...any) error {
+	var staged, due, until int64
+	var headers string
+	dest := []any{
+		&r.ID, &r.Key, (*int64)(&r.Version), (*int64)(&r.Token), &r.Attempt, &r.Payload, &headers,
+		&r.Deleted, &staged, &due, &until, &r.LastError,
+	}
+	if err := rows.Scan(append(dest, more...)...); err != nil {
+		return err
+	}
+	r.StagedAt, r.Due = time.UnixMicro(staged).UTC(), time.UnixMicro(due).UTC()
+	if until > 0 {
+		r.LeaseUntil = time.UnixMicro(until).UTC()
+	}
+	if r.Payload == nil {
+		r.Payload = []byte{}
+	}
+	if headers != "" {
+		if err := readHeader(headers, &r.Header); err != nil {
+			r.Broken = fmt.Errorf("read headers of key %q: not a JSON object of strings", r.Key)
+		}
+	}
+	return nil
+}
+
+func readHeader(text string, h *outbox.Header) error {
+	dec := json.NewDecoder(bytes.NewReader([]byte(text)))
+	return dec.Decode(h)
+}
