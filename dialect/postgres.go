@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -22,9 +23,24 @@ const pgNow = `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
 
 func (postgres) stage(s Stage, at now) Statement {
 	return Statement{
-		`SELECT key, version FROM {t:stage_1}($1::text, $2::text[], $3::bytea[], $4::text[], $5::boolean[], $6::bigint, $7::bigint)`,
+		`SELECT {t:stage_1}($1::text, $2::text[], $3::bytea[], $4::text[], $5::boolean[], $6::bigint, $7::bigint)`,
 		[]any{s.Channel, s.Keys, s.Payloads, s.Headers, s.Tombstones, s.Delay, at},
 	}
+}
+
+func (postgres) prepared() string { return "" } // pgx keeps its own
+
+// versions: one text with all of them is a third cheaper to send and read than a row each.
+func (postgres) versions(answer string, n int) ([]int64, error) {
+	versions := make([]int64, 0, n)
+	for v := range strings.SplitSeq(answer, ",") {
+		version, err := strconv.ParseInt(v, 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		versions = append(versions, version)
+	}
+	return versions, nil
 }
 
 func (postgres) pending(channel, key string) Statement {

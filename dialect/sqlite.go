@@ -3,8 +3,8 @@ package dialect
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 )
 
@@ -30,39 +30,63 @@ func SQLiteDSN(path string) string {
 		"?_txlock=immediate&_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
 }
 
-// stage draws a run of versions and writes the rows with them. Both statements
-// run under the write lock that the first one takes.
+// upsert replaces a pending value. What reads the old row is unqualified.
+const upsert = `
+	ON CONFLICT (channel, key) DO UPDATE SET
+		version = excluded.version, payload = excluded.payload, headers = excluded.headers,
+		tombstone = excluded.tombstone, staged_at = excluded.staged_at,
+		due = CASE WHEN attempt = 0 THEN min(due, excluded.due) ELSE excluded.due END,
+		attempt = 0, last_error = ''`
+
+// stageOne: triggers move the counter on.
+const stageOne = `
+	INSERT INTO {t:entries} (id, version, channel, key, payload, headers, tombstone, due, staged_at)
+	VALUES ((SELECT max(version + 1, ?1) FROM {t:seq}), (SELECT max(version + 1, ?1) FROM {t:seq}), ?2, ?3, ?4, ?5, ?6, ?7, ?1)
+	` + upsert + ` RETURNING CAST(version AS TEXT)`
+
+func (sqlite) prepared() string { return stageOne }
+
+// stage writes one row in one statement. For more it draws a run of versions
+// first, under the write lock that this takes.
 func (sqlite) stage(s Stage, at now) Statement {
-	due := at
+	due := at.(int64)
 	if s.Delay > 0 {
-		due = (at.(int64) + s.Delay - 1) / s.Delay * s.Delay
+		due = (due + s.Delay - 1) / s.Delay * s.Delay
 	}
 	n := len(s.Keys)
+	if n == 1 {
+		return Statement{stageOne, []any{at, s.Channel, s.Keys[0], s.Payloads[0], s.Headers[0], s.Tombstones[0], due}}
+	}
 	args := make([]any, 0, 4+4*n)
 	args = append(args, s.Channel, n, at, due)
 	var values strings.Builder
 	for i := range n {
-		if i > 0 {
-			values.WriteByte(',')
-		}
-		p := 5 + 4*i
-		fmt.Fprintf(&values, "(%d,?%d,?%d,?%d,?%d)", i+1, p, p+1, p+2, p+3)
+		// Numbered parameters would be looked up by name, one after another: a square of n.
+		values.WriteString("(" + strconv.Itoa(i+1) + ",?,?,?,?),")
 		args = append(args, s.Keys[i], s.Payloads[i], s.Headers[i], s.Tombstones[i])
 	}
 	return Statement{`
 		UPDATE {t:seq} SET version = max(version + ?2, ?3);
-		WITH i (n, key, payload, headers, tombstone) AS (VALUES ` + values.String() + `)
+		WITH p (channel, n, now, due) AS (SELECT ?1, ?2, ?3, ?4),
+		i (ord, key, payload, headers, tombstone) AS (VALUES ` + strings.TrimSuffix(values.String(), ",") + `)
 		INSERT INTO {t:entries} (id, version, channel, key, payload, headers, tombstone, due, staged_at)
-		SELECT q.version - ?2 + i.n, q.version - ?2 + i.n, ?1, i.key, i.payload, i.headers, i.tombstone, ?4, ?3
-		FROM i CROSS JOIN {t:seq} AS q WHERE true
-		ON CONFLICT (channel, key) DO UPDATE SET
-			version = excluded.version, payload = excluded.payload, headers = excluded.headers,
-			tombstone = excluded.tombstone, staged_at = excluded.staged_at,
-			due = CASE WHEN attempt = 0 THEN min(due, excluded.due) ELSE excluded.due END,
-			attempt = 0, last_error = ''
-		RETURNING key, version`,
+		SELECT q.version - p.n + i.ord, q.version - p.n + i.ord,
+			p.channel, i.key, i.payload, i.headers, i.tombstone, p.due, p.now
+		FROM i CROSS JOIN p CROSS JOIN {t:seq} AS q WHERE true
+		` + upsert + `;
+		SELECT CAST(version AS TEXT) FROM {t:seq}`,
 		args,
 	}
+}
+
+// versions: the keys have a run of them, in order; the answer is the last.
+func (sqlite) versions(answer string, n int) ([]int64, error) {
+	last, err := strconv.ParseInt(answer, 10, 64)
+	versions := make([]int64, n)
+	for i := range versions {
+		versions[i] = last - int64(n-1-i)
+	}
+	return versions, err
 }
 
 func (sqlite) pending(channel, key string) Statement {
@@ -151,32 +175,43 @@ func (sqlite) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at no
 	return results, err
 }
 
-// sqlitePublished deletes the rows whose outcome is done and marks them.
+// sqlitePublished deletes the rows whose outcome is done and marks them. A
+// version is one row's, so a set of them serves; a token is a batch's, so each
+// has a statement of its own.
 func sqlitePublished(ctx context.Context, q Querier, d Dialect, s Settle, results []int16) error {
 	ordinals := make(map[int64]int, len(s.IDs))
-	lease := make([][3]int64, 0, len(s.IDs))
+	type batch struct{ ids, versions []int64 }
+	batches := make(map[int64]*batch, 1)
 	for i, id := range s.IDs {
-		if s.Outcomes == nil || s.Outcomes[i] == OutcomeDone {
-			ordinals[id] = i
-			lease = append(lease, [3]int64{id, s.Versions[i], s.Tokens[i]})
+		if s.Outcomes != nil && s.Outcomes[i] != OutcomeDone {
+			continue
+		}
+		ordinals[id] = i
+		b := batches[s.Tokens[i]]
+		if b == nil {
+			b = new(batch)
+			batches[s.Tokens[i]] = b
+		}
+		b.ids, b.versions = append(b.ids, id), append(b.versions, s.Versions[i])
+	}
+	for token, b := range batches {
+		st := d.rendered(Statement{`
+			DELETE FROM {t:entries} WHERE id IN (SELECT value FROM json_each(?1))
+				AND version IN (SELECT value FROM json_each(?2)) AND token = ?3 AND lease_until > 0
+			RETURNING id`,
+			[]any{toJSON(b.ids), toJSON(b.versions), token},
+		})
+		err := each(ctx, q, st, func(rows *sql.Rows) error {
+			var id int64
+			err := rows.Scan(&id)
+			results[ordinals[id]] = ResultDone
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
-	if len(lease) == 0 {
-		return nil
-	}
-	st := d.rendered(Statement{`
-		DELETE FROM {t:entries} WHERE id IN (
-			SELECT e.id FROM json_each(?1) AS s CROSS JOIN {t:entries} AS e ON e.id = s.value ->> 0
-			WHERE e.version = s.value ->> 1 AND e.token = s.value ->> 2 AND e.lease_until > 0
-		) RETURNING id`,
-		[]any{toJSON(lease)},
-	})
-	return each(ctx, q, st, func(rows *sql.Rows) error {
-		var id int64
-		err := rows.Scan(&id)
-		results[ordinals[id]] = ResultDone
-		return err
-	})
+	return nil
 }
 
 // sqliteLeft keeps, frees or refuses the rows that were not deleted, one by
@@ -359,7 +394,7 @@ func (sqlite) stats(limit int, at now) Statement {
 
 func (sqlite) fence(at now) Statement {
 	return Statement{`
-		UPDATE {t:seq} SET version = max(version + 1000000, ?1), token = max(token + 1000000, ?1) RETURNING version, token`,
+		UPDATE {t:seq} SET version = max(version + 1, ?1), token = max(token + 1, ?1) RETURNING version, token`,
 		[]any{at},
 	}
 }

@@ -19,7 +19,7 @@ type Querier interface {
 }
 
 // Stage is what [Dialect.Stage] writes: four slices of one length. Keys are
-// distinct and sorted. Answered with (key, version).
+// distinct and sorted. Answered with one text, for [Dialect.Versions].
 type Stage struct {
 	Channel    string
 	Keys       []string
@@ -94,6 +94,8 @@ type engine interface {
 	name() string
 	hostClock() bool // the database has no clock of its own that serves
 	stage(Stage, now) Statement
+	prepared() string
+	versions(answer string, n int) ([]int64, error)
 	pending(channel, key string) Statement
 	list(channel, after string, limit int) Statement
 	look(Look, now) Statement
@@ -130,6 +132,18 @@ func (d Dialect) StageLimit() int {
 
 // Stage replaces pending values inside a caller's transaction.
 func (d Dialect) Stage(s Stage, at any) Statement { return d.rendered(d.engine.stage(s, at)) }
+
+// Prepared is the text of a Stage of one row where preparing it pays, or "".
+func (d Dialect) Prepared() string { return d.Render(d.engine.prepared()) }
+
+// Versions reads the answer of [Dialect.Stage]: n versions in the order of the keys.
+func (d Dialect) Versions(answer string, n int) ([]int64, error) {
+	versions, err := d.engine.versions(answer, n)
+	if err == nil && len(versions) != n {
+		err = fmt.Errorf("the database answered with %d versions for %d keys", len(versions), n)
+	}
+	return versions, err
+}
 
 // Pending reads the row of a key: RowColumns.
 func (d Dialect) Pending(channel, key string) Statement {

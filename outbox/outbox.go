@@ -118,6 +118,9 @@ func SQL(tx *sql.Tx) Tx {
 
 type sqlTx struct{ tx *sql.Tx }
 
+// Unwrap lets a store use statements that it has prepared.
+func (t sqlTx) Unwrap() *sql.Tx { return t.tx }
+
 func (t sqlTx) Query(ctx context.Context, query string, args ...any) (Rows, error) {
 	return t.tx.QueryContext(ctx, query, args...)
 }

@@ -166,6 +166,7 @@ type Look struct {
 type Hint struct {
 	Channel Channel
 	Version Version
+	Wait    time.Duration // until it is due at the earliest; 0: it is due now
 }
 
 const (

@@ -51,14 +51,14 @@ CREATE TABLE {table} (
 const postgresIndex = `CREATE INDEX ON {table} ({deleted_at}) WHERE {deleted_at} IS NOT NULL`
 
 type postgres struct {
-	table                          string // quoted, with schema
+	schema, name                   string
 	typed                          bool
 	upsertText, getText, purgeText string
 	createText, indexText          string
 }
 
 func newPostgres(d dialect.Dialect, o Options, table string) *postgres {
-	p := &postgres{table: table, typed: len(o.Columns) > 0}
+	p := &postgres{schema: o.Schema, name: o.Table, typed: len(o.Columns) > 0}
 	var targets []target
 	payloadType, record, collate := "bytea", "", ""
 	if p.typed {
@@ -147,18 +147,24 @@ func (p *postgres) create(ctx context.Context, db *sql.DB) error {
 	return tx.Commit()
 }
 
+// postgresExists reads the catalogue as data: to_regclass may answer from a
+// cache that has not heard of the table another session has just committed.
+const postgresExists = `
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1::text AND c.relname = $2::text)`
+
 type queryer interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
 func (p *postgres) exists(ctx context.Context, on queryer) (exists bool, err error) {
-	err = on.QueryRowContext(ctx, `SELECT to_regclass($1::text) IS NOT NULL`, p.table).Scan(&exists)
+	err = on.QueryRowContext(ctx, postgresExists, p.schema, p.name).Scan(&exists)
 	return exists, err
 }
 
 // lockID gives every table an advisory lock of its own.
 func (p *postgres) lockID() int64 {
 	h := fnv.New64a()
-	h.Write([]byte("sqloutbox sink " + p.table))
+	h.Write([]byte("sqloutbox sink " + p.schema + "." + p.name))
 	return int64(h.Sum64())
 }

@@ -26,6 +26,7 @@ func openSQLite(t testing.TB) *sql.DB {
 	db, err := sql.Open("sqlite", dialect.SQLiteDSN(filepath.Join(t.TempDir(), "sink.db")))
 	require.NoError(t, err)
 	t.Cleanup(func() { db.Close() })
+	require.NoError(t, db.Ping()) // one connection alone makes a new file a WAL one: two at once get SQLITE_BUSY
 	return db
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,13 +12,13 @@ import (
 
 // sqliteUpsert writes a row only where its version is greater than the one the
 // table has. SQLite has one writer at a time, so nothing can come between the
-// comparison and the write. ?1 is the host's clock, ?2 the first key. The WHERE
-// also keeps the parser from reading ON CONFLICT as the ON of a join.
+// comparison and the write. Parameters have no numbers, since the driver would
+// look each one up among all of them; the clock is the first. The WHERE keeps the parser from reading ON CONFLICT as the ON of a join.
 const sqliteUpsert = `
-WITH given (key, version, deleted, payload) AS (VALUES {rows})
+WITH clock (now) AS (SELECT ?), given (key, version, deleted, payload) AS (VALUES {rows})
 INSERT INTO {table} AS have ({key}, {version}, {deleted_at}{, names})
-SELECT given.key, given.version, CASE WHEN given.deleted THEN ?1 END{, values}
-FROM given WHERE given.key IS NOT NULL
+SELECT given.key, given.version, CASE WHEN given.deleted THEN clock.now END{, values}
+FROM clock CROSS JOIN given WHERE given.key IS NOT NULL
 ON CONFLICT ({key}) DO UPDATE
 SET {version} = excluded.{version}, {deleted_at} = excluded.{deleted_at}{, sets}
 WHERE coalesce(have.{version}, 0) < excluded.{version}`
@@ -60,7 +59,7 @@ func newSQLite(d dialect.Dialect, o Options, table string) *sqlite {
 		targets = append(targets, target{d.Ident(o.Value), "given.payload"})
 	}
 	if o.UpdatedAt != NoColumn {
-		targets = append(targets, target{d.Ident(o.UpdatedAt), "?1"})
+		targets = append(targets, target{d.Ident(o.UpdatedAt), "clock.now"})
 	}
 	f := func(text string) string {
 		return fill(text, d, o, table, targets,
@@ -79,7 +78,7 @@ func (q *sqlite) limits() (rows, bytes int) { return 8_000, 16 << 20 }
 // writes nothing, since VALUES needs a row.
 func (q *sqlite) upsert(rows []numbered) (string, []any) {
 	var text strings.Builder
-	text.Grow(len(q.before) + len(q.after) + 32*len(rows))
+	text.Grow(len(q.before) + len(q.after) + 14*len(rows))
 	args := make([]any, 1, 1+sqliteParams*len(rows))
 	args[0] = time.Now().UnixMicro()
 	text.WriteString(q.before)
@@ -87,11 +86,7 @@ func (q *sqlite) upsert(rows []numbered) (string, []any) {
 		if i > 0 {
 			text.WriteString(", ")
 		}
-		for j := range sqliteParams {
-			text.WriteString([sqliteParams]string{"(?", ", ?", ", ?", ", ?"}[j])
-			text.WriteString(strconv.Itoa(len(args) + j + 1))
-		}
-		text.WriteString(")")
+		text.WriteString("(?, ?, ?, ?)")
 		args = append(args, r.Key, r.Version, r.Deleted, q.payload(r))
 	}
 	if len(rows) == 0 {

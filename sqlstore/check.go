@@ -11,7 +11,8 @@ import (
 )
 
 // Check implements outbox.RelayStore: nil, or all that is wrong and the remedy
-// for each. What only weakens a promise is left to [Store.Findings].
+// for each. What only weakens a promise is left to [Store.Findings]. Call it
+// when a program starts: on SQLite, staging is then also twice as fast.
 func (s *Store) Check(ctx context.Context) error {
 	fs, err := s.Findings(ctx)
 	if err != nil {
@@ -26,7 +27,7 @@ func (s *Store) Check(ctx context.Context) error {
 	if len(faults) > 0 {
 		return fmt.Errorf("check %s: %w", s.d.Name(), errors.Join(faults...))
 	}
-	return nil
+	return s.failed(ctx, s.prepare(ctx), "prepare to stage")
 }
 
 // Finding is something about the database that a person should know.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -61,37 +62,64 @@ func (s *Store) stage(ctx context.Context, tx outbox.Tx, channel string, rows []
 			st.Headers[i] = string(text)
 		}
 	}
+	var answer string
 	q := s.d.Stage(st, s.now())
-	answer, err := tx.Query(s.d.CallerContext(ctx), q.Text, q.Args...)
+	scan := func(rows outbox.Rows) error { return rows.Scan(&answer) }
+	err := errNotPrepared
+	if n == 1 {
+		err = s.stagePrepared(s.d.CallerContext(ctx), tx, q, scan)
+	}
+	if errors.Is(err, errNotPrepared) {
+		err = eachIn(s.d.CallerContext(ctx), tx, q, scan)
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer answer.Close()
+	drawn, err := s.d.Versions(answer, n)
+	for _, v := range drawn {
+		versions = append(versions, outbox.Version(v))
+	}
+	return versions, err
+}
 
-	// The answer comes in the order of the rows, save where versions were drawn again.
-	first := len(versions)
-	versions = append(versions, make([]outbox.Version, n)...)
-	got := 0
-	for answer.Next() {
-		var key string
-		var version int64
-		if err := answer.Scan(&key, &version); err != nil {
-			return nil, err
-		}
-		at := got
-		if at >= n || st.Keys[at] != key {
-			at, _ = slices.BinarySearch(st.Keys, key)
-		}
-		versions[first+at] = outbox.Version(version)
-		got++
+var errNotPrepared = errors.New("not prepared")
+
+// stagePrepared uses the statement that Check prepared, which halves the cost
+// of staging on SQLite, unless tx is of another pool than the store's.
+func (s *Store) stagePrepared(ctx context.Context, tx outbox.Tx, q dialect.Statement, scan func(outbox.Rows) error) error {
+	one := s.one.Load()
+	t, ok := tx.(interface{ Unwrap() *sql.Tx })
+	if one == nil || !ok {
+		return errNotPrepared
 	}
-	if err := answer.Err(); err != nil {
-		return nil, err
+	err := s.d.Read(ctx, preparedIn{t.Unwrap(), one}, q, func(rows *sql.Rows) error { return scan(rows) })
+	if err != nil && s.d.Classify(err) == dialect.FaultOther && !errors.Is(err, sql.ErrTxDone) {
+		return errNotPrepared // database/sql refused it before SQLite saw it
 	}
-	if got != n {
-		return nil, fmt.Errorf("the database answered with %d versions for %d keys", got, n)
+	return err
+}
+
+// preparedIn runs a prepared statement in a transaction.
+type preparedIn struct {
+	tx *sql.Tx
+	st *sql.Stmt
+}
+
+func (p preparedIn) QueryContext(ctx context.Context, _ string, args ...any) (*sql.Rows, error) {
+	return p.tx.StmtContext(ctx, p.st).QueryContext(ctx, args...)
+}
+
+// prepare makes the statement for staging one row, where that pays.
+func (s *Store) prepare(ctx context.Context) error {
+	text := s.d.Prepared()
+	if text == "" || s.one.Load() != nil {
+		return nil
 	}
-	return versions, answer.Close()
+	one, err := s.db.PrepareContext(ctx, text)
+	if err == nil && !s.one.CompareAndSwap(nil, one) {
+		err = one.Close()
+	}
+	return err
 }
 
 // PendingRow implements outbox.LatestStore.

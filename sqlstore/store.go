@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/seed-2b36b211/sqloutbox/dialect"
@@ -39,6 +40,7 @@ type Store struct {
 	d       dialect.Dialect
 	clock   func() time.Time // nil: the database's
 	cursors cursors
+	one     atomic.Pointer[sql.Stmt] // stages one row, where preparing pays; nil before Check
 
 	mu    sync.Mutex
 	hints map[int]func(outbox.Hint) // by the order in which they came

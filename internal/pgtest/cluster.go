@@ -31,9 +31,9 @@ type Cluster struct {
 	port   int
 	opts   Options
 	owner  owner
-	guard  *guard    // nil before it is started
-	server *exec.Cmd // nil: stopped
-	exited chan struct{}
+	guard  *guard          // nil before it is started
+	server *exec.Cmd       // nil: stopped
+	life   context.Context // of server: done when it has exited
 }
 
 // Mode is how [Cluster.Stop] stops a server.
@@ -160,12 +160,12 @@ func (c *Cluster) start() error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	exited := make(chan struct{})
+	life, end := context.WithCancel(context.Background())
 	go func() {
 		cmd.Wait()
-		close(exited)
+		end()
 	}()
-	c.server, c.exited = cmd, exited
+	c.server, c.life = cmd, life
 	if err := c.ready(); err != nil {
 		return errors.Join(err, c.signal(killSignal))
 	}
@@ -181,7 +181,7 @@ func (c *Cluster) ready() error {
 			return nil
 		}
 		select {
-		case <-c.exited:
+		case <-c.life.Done():
 			return errors.New("it exited at once")
 		case <-deadline:
 			return fmt.Errorf("it does not answer after a minute: %w", err)
@@ -192,7 +192,7 @@ func (c *Cluster) ready() error {
 
 // ask tells whether this server answers, and not another one on its port.
 func (c *Cluster) ask() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(c.life, 5*time.Second)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, c.DSN())
 	if err != nil {
@@ -223,7 +223,7 @@ func (c *Cluster) signal(s os.Signal) error {
 		return fmt.Errorf("stop postgres: %w", err)
 	}
 	select {
-	case <-c.exited:
+	case <-c.life.Done():
 	case <-time.After(time.Minute):
 		return fmt.Errorf("stop postgres: it is still there a minute after %q", s)
 	}

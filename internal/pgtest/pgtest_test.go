@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgtest
 
 import (
@@ -14,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 )
 
@@ -188,22 +191,25 @@ func TestPoolerLendsASessionForOneTransaction(t *testing.T) {
 	require.Equal(t, 1, locked)
 }
 
-func TestPoolerGivesUpWhatALostClientHeld(t *testing.T) {
+func TestPoolerReplacesASessionWhoseClientWasLost(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	dsn := Pooler(t, DSN(t), 1)
+	dsn := Pooler(t, DSN(t), 1) + "&default_query_exec_mode=exec"
 	for range 3 {
-		db, err := sql.Open("pgx", dsn+"&default_query_exec_mode=exec")
+		lost, err := pgx.Connect(t.Context(), dsn)
 		require.NoError(t, err)
-		tx, err := db.Begin()
+		_, err = lost.Exec(t.Context(), `BEGIN`)
 		require.NoError(t, err)
-		_, err = tx.Exec(`SELECT $1::int`, 1)
+		_, err = lost.Exec(t.Context(), `CREATE TABLE x (n int DEFAULT $1::int)`, 1)
+		require.Error(t, err, "the transaction is now in error")
+		require.NoError(t, lost.PgConn().Conn().Close(), "without a word")
+
+		next, err := pgx.Connect(t.Context(), dsn)
 		require.NoError(t, err)
-		conn, err := db.Conn(t.Context()) // a second client waits for the first
-		require.NoError(t, err)
-		conn.Close()
-		require.NoError(t, tx.Rollback())
-		require.NoError(t, db.Close())
+		var sum int
+		require.NoError(t, next.QueryRow(t.Context(), `SELECT $1::int + 1`, 1).Scan(&sum))
+		require.Equal(t, 2, sum)
+		require.NoError(t, next.Close(t.Context()))
 	}
 }

@@ -42,6 +42,7 @@ func Pooler(t testing.TB, dsn string, connections int) string {
 			t.Fatalf("connect the pooler: %v", err)
 		}
 		p.idle <- conn
+		p.parameters = conn.ParameterStatuses
 	}
 	p.wg.Go(func() {
 		for {
@@ -60,6 +61,8 @@ type pooler struct {
 	dsn  string
 	idle chan *pgconn.HijackedConn
 	wg   sync.WaitGroup
+
+	parameters map[string]string // what a server tells at a connection's start
 
 	mu      sync.Mutex
 	ended   bool
@@ -128,11 +131,9 @@ func (p *pooler) greet(conn net.Conn) error {
 			return errors.New("cancel requests are not passed on")
 		}
 		b.Send(&pgproto3.AuthenticationOk{})
-		server := <-p.idle
-		for name, value := range server.ParameterStatuses {
+		for name, value := range p.parameters {
 			b.Send(&pgproto3.ParameterStatus{Name: name, Value: value})
 		}
-		p.idle <- server
 		b.Send(&pgproto3.BackendKeyData{ProcessID: 1, SecretKey: []byte{0, 0, 0, 1}})
 		b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
 		return b.Flush()

@@ -79,7 +79,8 @@ CREATE TABLE {t:channels} (
 ) WITH (fillfactor = 50);
 -- +goose StatementEnd
 
--- stage puts the newest values of keys, distinct and sorted, into the caller's transaction.
+-- stage puts the newest values of keys, distinct and sorted, into the caller's transaction, and
+-- answers with their versions in the order of the keys.
 --
 -- A version must grow in commit order for its key. In DO UPDATE it is drawn under the row's lock
 -- and does. In the plain insert it is drawn before our row is in the unique index: while we stalled,
@@ -91,7 +92,7 @@ CREATE TABLE {t:channels} (
 CREATE FUNCTION {t:stage_1}(
     p_channel text, p_keys text[], p_payloads bytea[], p_headers text[], p_tombstones boolean[],
     p_delay bigint, p_now bigint
-) RETURNS TABLE (key text, version bigint)
+) RETURNS text
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $outbox$
@@ -126,12 +127,19 @@ BEGIN
     INTO v_keys, v_versions, v_moved
     FROM staged AS s;
 
-    IF v_moved IS NULL THEN
-        RETURN QUERY SELECT * FROM unnest(v_keys, v_versions);
-        RETURN;
+    IF v_moved IS NOT NULL THEN
+        UPDATE {t:entries} AS e SET version = nextval({s:seq}::regclass) WHERE e.id = ANY (v_moved);
     END IF;
-    UPDATE {t:entries} AS e SET version = nextval({s:seq}::regclass) WHERE e.id = ANY (v_moved);
-    RETURN QUERY SELECT e.key, e.version FROM {t:entries} AS e WHERE e.channel = p_channel AND e.key = ANY (p_keys);
+    IF v_moved IS NOT NULL OR v_keys <> p_keys THEN -- nothing promises that RETURNING keeps the order
+        v_versions := ARRAY(
+            SELECT e.version FROM unnest(p_keys) WITH ORDINALITY AS i (key, ord)
+            CROSS JOIN LATERAL (
+                SELECT e.version FROM {t:entries} AS e WHERE e.channel = p_channel AND e.key = i.key OFFSET 0
+            ) AS e
+            ORDER BY i.ord
+        );
+    END IF;
+    RETURN array_to_string(v_versions, ',');
 END
 $outbox$;
 -- +goose StatementEnd
@@ -155,7 +163,7 @@ DECLARE
     v_limit integer := p_limit;
     v_probe boolean := false;
     v_wait  bigint;
-    v_ids   bigint[];
+    v_rows  tid[];
     v_token bigint;
 BEGIN
     SELECT greatest(c.paused_until, c.outage_until, CASE WHEN c.outage_level > 0 THEN c.probe_until END),
@@ -169,13 +177,13 @@ BEGIN
         v_limit := 1;
     END IF;
 
-    v_ids := ARRAY(
-        SELECT e.id FROM {t:entries} AS e
+    v_rows := ARRAY(
+        SELECT e.ctid FROM {t:entries} AS e
         WHERE e.channel = p_channel AND e.due >= p_from AND e.due <= v_now AND e.lease_until <= v_now
         ORDER BY e.due, e.id LIMIT v_limit
         FOR UPDATE SKIP LOCKED
     );
-    IF cardinality(v_ids) = 0 THEN
+    IF cardinality(v_rows) = 0 THEN
         RETURN;
     END IF;
     IF v_probe THEN -- one caller in the fleet
@@ -192,7 +200,7 @@ BEGIN
     v_token := nextval({s:token_seq}::regclass);
     RETURN QUERY
         UPDATE {t:entries} AS e SET lease_until = v_now + p_lease, token = v_token, attempt = e.attempt + 1
-        WHERE e.id = ANY (v_ids)
+        WHERE e.ctid = ANY (v_rows) -- locked, so they stay where they are
         RETURNING e.id, e.key, e.version, e.token, e.attempt, e.payload, e.headers,
             e.tombstone, e.staged_at, e.due, e.lease_until, e.last_error, coalesce(v_probe, false);
 END
@@ -201,7 +209,8 @@ $outbox$;
 
 -- settle ends leases and returns what is not simply done: 2 superseded, 3 stale, 4 busy. Outcomes
 -- (null: all 1) are 1 published, 2 retry, 3 release; a row counts where id, version and token are
--- the caller's and its lease was not ended yet. Locked rows are skipped, never waited for.
+-- the caller's and its lease was not ended yet. Locked rows are skipped, never waited for. The
+-- lateral sub-selects with their locking clause make every plan look rows up one by one.
 -- +goose StatementBegin
 CREATE FUNCTION {t:settle_1}(
     p_ids bigint[], p_versions bigint[], p_tokens bigint[], p_outcomes smallint[], p_delays bigint[],
@@ -213,17 +222,19 @@ AS $outbox$
 #variable_conflict use_column
 DECLARE
     v_now  bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    v_done bigint[] := '{}';
+    v_done bigint[];
     v_more bigint[];
-    v_left bigint[];
 BEGIN
     WITH gone AS (
-        DELETE FROM {t:entries} AS e WHERE e.id = ANY (ARRAY(
-            SELECT e.id
+        DELETE FROM {t:entries} AS e WHERE e.ctid = ANY (ARRAY(
+            SELECT l.ctid
             FROM unnest(p_ids, p_versions, p_tokens, p_outcomes) AS s (id, version, token, outcome)
-            JOIN {t:entries} AS e ON e.id = s.id
-            WHERE e.version = s.version AND e.token = s.token AND e.lease_until > 0 AND coalesce(s.outcome, 1) = 1
-            FOR UPDATE OF e SKIP LOCKED
+            CROSS JOIN LATERAL (
+                SELECT e.ctid FROM {t:entries} AS e
+                WHERE e.id = s.id AND e.version = s.version AND e.token = s.token AND e.lease_until > 0
+                FOR UPDATE SKIP LOCKED
+            ) AS l
+            WHERE coalesce(s.outcome, 1) = 1
         )) RETURNING e.id
     )
     SELECT array_agg(g.id) INTO v_done FROM gone AS g;
@@ -236,19 +247,24 @@ BEGIN
         WITH kept AS (
             UPDATE {t:entries} AS e SET
                 lease_until = 0,
-                due         = v_now + s.delay,
-                attempt     = e.attempt - (s.outcome = 3)::integer,
-                last_error  = CASE WHEN s.error = '' THEN e.last_error ELSE s.error END
-            FROM unnest(p_ids, p_delays, p_errors, p_outcomes) AS s (id, delay, error, outcome)
-            WHERE e.id = s.id AND s.outcome > 1 AND e.id = ANY (ARRAY(
-                SELECT e.id
-                FROM unnest(p_ids, p_versions, p_tokens, p_outcomes) AS s (id, version, token, outcome)
-                JOIN {t:entries} AS e ON e.id = s.id
-                WHERE e.version = s.version AND e.token = s.token AND e.lease_until > 0 AND s.outcome > 1
-                FOR UPDATE OF e SKIP LOCKED
-            )) RETURNING e.id
+                due         = v_now + k.delay,
+                attempt     = e.attempt - (k.outcome = 3)::integer,
+                last_error  = CASE WHEN k.error = '' THEN e.last_error ELSE k.error END
+            FROM (
+                SELECT l.ctid AS tid, s.delay, s.error, s.outcome
+                FROM unnest(p_ids, p_versions, p_tokens, p_outcomes, p_delays, p_errors)
+                    AS s (id, version, token, outcome, delay, error)
+                CROSS JOIN LATERAL (
+                    SELECT e.ctid FROM {t:entries} AS e
+                    WHERE e.id = s.id AND e.version = s.version AND e.token = s.token AND e.lease_until > 0
+                    FOR UPDATE SKIP LOCKED
+                ) AS l
+                WHERE s.outcome > 1
+            ) AS k
+            WHERE e.ctid = k.tid
+            RETURNING e.id
         )
-        SELECT v_done || array_agg(k.id) INTO v_done FROM kept AS k;
+        SELECT v_done || coalesce(array_agg(k.id), '{}') INTO v_done FROM kept AS k;
         IF cardinality(v_done) = cardinality(p_ids) THEN
             RETURN;
         END IF;
@@ -256,12 +272,15 @@ BEGIN
 
     -- Staged again while they were out: the new value stays due, the lease ends.
     WITH freed AS (
-        UPDATE {t:entries} AS e SET lease_until = 0 WHERE e.id = ANY (ARRAY(
-            SELECT e.id
+        UPDATE {t:entries} AS e SET lease_until = 0 WHERE e.ctid = ANY (ARRAY(
+            SELECT l.ctid
             FROM unnest(p_ids, p_versions, p_tokens) AS s (id, version, token)
-            JOIN {t:entries} AS e ON e.id = s.id
-            WHERE e.version <> s.version AND e.token = s.token AND e.lease_until > 0 AND s.id <> ALL (v_done)
-            FOR UPDATE OF e SKIP LOCKED
+            CROSS JOIN LATERAL (
+                SELECT e.ctid FROM {t:entries} AS e
+                WHERE e.id = s.id AND e.version <> s.version AND e.token = s.token AND e.lease_until > 0
+                FOR UPDATE SKIP LOCKED
+            ) AS l
+            WHERE s.id <> ALL (v_done)
         )) RETURNING e.id
     )
     SELECT coalesce(array_agg(f.id), '{}') INTO v_more FROM freed AS f;
@@ -278,7 +297,9 @@ BEGIN
             ELSE 1
         END)::smallint
         FROM unnest(p_ids, p_versions, p_tokens, p_outcomes) WITH ORDINALITY AS s (id, version, token, outcome, ord)
-        LEFT JOIN {t:entries} AS e ON e.id = s.id
+        LEFT JOIN LATERAL (
+            SELECT e.id, e.version, e.token, e.lease_until FROM {t:entries} AS e WHERE e.id = s.id OFFSET 0
+        ) AS e ON true
         WHERE s.id <> ALL (v_done);
 END
 $outbox$;
@@ -297,12 +318,14 @@ DECLARE
     v_done bigint[];
 BEGIN
     WITH extended AS (
-        UPDATE {t:entries} AS e SET lease_until = v_now + p_lease WHERE e.id = ANY (ARRAY(
-            SELECT e.id
+        UPDATE {t:entries} AS e SET lease_until = v_now + p_lease WHERE e.ctid = ANY (ARRAY(
+            SELECT l.ctid
             FROM unnest(p_ids, p_tokens) AS s (id, token)
-            JOIN {t:entries} AS e ON e.id = s.id
-            WHERE e.token = s.token AND e.lease_until > 0
-            FOR UPDATE OF e SKIP LOCKED
+            CROSS JOIN LATERAL (
+                SELECT e.ctid FROM {t:entries} AS e
+                WHERE e.id = s.id AND e.token = s.token AND e.lease_until > 0
+                FOR UPDATE SKIP LOCKED
+            ) AS l
         )) RETURNING e.id
     )
     SELECT coalesce(array_agg(x.id), '{}') INTO v_done FROM extended AS x;
@@ -312,7 +335,9 @@ BEGIN
     RETURN QUERY
         SELECT s.ord, (CASE WHEN e.token = s.token AND e.lease_until > 0 THEN 4 ELSE 3 END)::smallint
         FROM unnest(p_ids, p_tokens) WITH ORDINALITY AS s (id, token, ord)
-        LEFT JOIN {t:entries} AS e ON e.id = s.id
+        LEFT JOIN LATERAL (
+            SELECT e.token, e.lease_until FROM {t:entries} AS e WHERE e.id = s.id OFFSET 0
+        ) AS e ON true
         WHERE s.id <> ALL (v_done);
 END
 $outbox$;

@@ -55,6 +55,23 @@ CREATE TABLE {t:entries} (
 CREATE INDEX {schema}.{i:entries_due_idx} ON {i:entries} (channel, due, id);
 -- +goose StatementEnd
 
+-- Whoever writes a version moves the counter on, so that staging one row is one statement.
+-- +goose StatementBegin
+CREATE TRIGGER {schema}.{i:entries_insert} AFTER INSERT ON {i:entries}
+WHEN new.version > (SELECT version FROM {i:seq})
+BEGIN
+    UPDATE {i:seq} SET version = new.version;
+END;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE TRIGGER {schema}.{i:entries_update} AFTER UPDATE OF version ON {i:entries}
+WHEN new.version > (SELECT version FROM {i:seq})
+BEGIN
+    UPDATE {i:seq} SET version = new.version;
+END;
+-- +goose StatementEnd
+
 -- Channels that an operator paused or whose destination is down; system 1 is latest, 2 is journal.
 -- +goose StatementBegin
 CREATE TABLE {t:channels} (

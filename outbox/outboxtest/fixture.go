@@ -113,10 +113,14 @@ func (f *fixture) stage(delay time.Duration, rows ...outbox.StageRow) []outbox.V
 	return vs
 }
 
-// put stages one value, due at once, and commits.
+// put stages one value, due at once, and commits. What is put next is due later.
 func (f *fixture) put(key, payload string) outbox.Version {
 	f.Helper()
-	return f.stage(0, value(key, payload))[0]
+	v := f.stage(0, value(key, payload))[0]
+	if f.clock != nil {
+		f.clock.Advance(time.Microsecond)
+	}
+	return v
 }
 
 // ask claims up to limit rows for lease.
@@ -226,7 +230,7 @@ func (f *fixture) gone(key, why string) {
 func unclaimed(s outbox.StageRow, v outbox.Version) outbox.Row {
 	r := outbox.Row{Key: s.Key, Version: v, Payload: s.Payload, Header: s.Header, Deleted: s.Deleted}
 	if r.Payload == nil {
-		r.Payload = []byte{} // nil is for rows that were read without it
+		r.Payload = []byte{} // a payload is empty, never nil
 	}
 	if len(r.Header) == 0 {
 		r.Header = nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/seed-2b36b211/sqloutbox/outbox"
@@ -57,7 +58,7 @@ func claimsComeInTheOrderOfDueTimes(f *fixture) {
 func retriesComeInTheOrderOfDueTimes(f *fixture) {
 	f.stage(0, value("a", "v"), value("b", "v"), value("c", "v"))
 	claimed := f.claim()
-	slices.SortFunc(claimed, func(x, y outbox.Row) int { return int(x.Key[0]) - int(y.Key[0]) })
+	slices.SortFunc(claimed, func(x, y outbox.Row) int { return strings.Compare(x.Key, y.Key) })
 	f.settleAll("retries", []outbox.Settlement{
 		retry(claimed[0], 2*short/5, "x"), release(claimed[1], 3*short/5), retry(claimed[2], short/5, "x"),
 	}, outbox.ResultDone, outbox.ResultDone, outbox.ResultDone)
@@ -176,7 +177,10 @@ func claimsAtOnceShareNoRow(f *fixture) {
 				}
 				mu.Lock()
 				for _, r := range c.Rows {
-					taken[r.Key]++
+					if taken[r.Key]++; taken[r.Key] > 1 {
+						f.Errorf("row %s was given out twice", r.Key)
+						empty = 5
+					}
 				}
 				mu.Unlock()
 			}

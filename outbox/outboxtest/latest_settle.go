@@ -185,6 +185,8 @@ func goneRowIsStaleUnlessSettledAgain(f *fixture) {
 	f.ok("DiscardRow", f.store.DiscardRow(f.ctx, f.channel, "b", v))
 	f.settle("b, discarded", retry(b, 0, "x"), outbox.ResultStale)
 	f.settle("b, discarded, again", again(retry(b, 0, "x")), outbox.ResultDone)
+	f.settleAll("both, of which b says so", []outbox.Settlement{done(a), again(retry(b, 0, "x"))},
+		outbox.ResultStale, outbox.ResultDone)
 	f.gone("a", "acknowledged")
 	f.gone("b", "discarded")
 

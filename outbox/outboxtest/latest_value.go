@@ -62,8 +62,7 @@ func (f *fixture) roundTrip(rows []outbox.StageRow) {
 	for key, w := range want {
 		f.sameRow("PendingRow of "+key, f.row(key), w)
 	}
-	listed, err := f.store.ListRows(f.ctx, f.channel, "", 100)
-	f.ok("ListRows", err)
+	listed := f.list("", 100)
 	f.equal("number of listed rows", len(listed), len(rows))
 	for _, r := range listed {
 		w := want[r.Key]
@@ -120,9 +119,7 @@ func keysAreComparedByteByByte(f *fixture) {
 		rows = append(rows, value(key, "value of "+key))
 	}
 	vs := f.stage(0, rows...)
-	listed, err := f.store.ListRows(f.ctx, f.channel, "", len(rows)+1)
-	f.ok("ListRows", err)
-	f.equal("listed keys", keys(listed), sorted)
+	f.equal("listed keys", keys(f.list("", len(rows)+1)), sorted)
 	for i, key := range sorted {
 		f.sameRow(fmt.Sprintf("PendingRow of %q", key), f.row(key), unclaimed(rows[i], vs[i]))
 	}

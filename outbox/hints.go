@@ -1,0 +1,95 @@
+package outbox
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+const (
+	firstLook = 250 * time.Microsecond // after a hint
+	maxLooks  = 20                     // for one hint
+	maxHints  = 256                    // kept per channel
+)
+
+// hints schedule the looks at a channel in which something was staged whose
+// commit cannot be seen: soon after the hint, then at pauses that grow with
+// its age, until it is as old as the poll interval and polling finds what it
+// announced. One look serves all hints. A hint is dropped when its own version
+// was claimed, never because another row was found: that says nothing about
+// the hint's transaction.
+type hints struct {
+	life   time.Duration // the poll interval
+	growth float64       // of the pauses, by a hint's age at the last look
+	list   []hint
+	looked time.Time // the last look, found or not
+}
+
+type hint struct {
+	version Version
+	at      time.Time // when the row falls due at the earliest
+}
+
+// newHints chooses the growth so that a hint costs at most maxLooks: looks
+// come at firstLook, twice that, and then at ages that grow by a constant
+// factor, and one more would come after life.
+func newHints(life time.Duration) hints {
+	const rounding = 0.001
+	factor := math.Pow(float64(life)/float64(2*firstLook), 1/float64(maxLooks-1))
+	return hints{life: life, growth: max(factor-1+rounding, 0.4)}
+}
+
+// add takes a hint. Where there are too many the oldest is forgotten: it has
+// had most of its looks, and polling still finds its row.
+func (h *hints) add(v Version, at time.Time) {
+	if len(h.list) == maxHints {
+		h.list = slices.Delete(h.list, 0, 1)
+	}
+	h.list = append(h.list, hint{v, at})
+}
+
+// look records that a claim is being sent, and drops the hints whose last
+// look this is.
+func (h *hints) look(now time.Time) {
+	h.looked = now
+	h.list = slices.DeleteFunc(h.list, func(x hint) bool {
+		return h.after(x).Sub(x.at) > h.life
+	})
+}
+
+// after is when to look next for x.
+func (h *hints) after(x hint) time.Time {
+	age := h.looked.Sub(x.at)
+	if age <= 0 {
+		return x.at.Add(firstLook)
+	}
+	pause := time.Duration(float64(age) * h.growth)
+	return h.looked.Add(max(pause, firstLook))
+}
+
+// next is when to look next; false: no hint asks for a look.
+func (h *hints) next() (at time.Time, ok bool) {
+	for _, x := range h.list {
+		if t := h.after(x); !ok || t.Before(at) {
+			at, ok = t, true
+		}
+	}
+	return at, ok
+}
+
+// seen drops the hints whose versions were claimed.
+func (h *hints) seen(rows []Row) {
+	if len(h.list) == 0 || len(rows) == 0 {
+		return
+	}
+	versions := make(map[Version]struct{}, len(rows))
+	for _, r := range rows {
+		versions[r.Version] = struct{}{}
+	}
+	h.list = slices.DeleteFunc(h.list, func(x hint) bool {
+		_, ok := versions[x.version]
+		return ok
+	})
+}
+
+func (h *hints) clear() { h.list = h.list[:0] }

@@ -1,0 +1,130 @@
+package outboxtest
+
+import (
+	"cmp"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-2b36b211/sqloutbox/outbox"
+)
+
+// RequireStaged returns the entry that is pending for key as tx sees it, or as
+// committed where tx is nil. It fails the test where none is.
+func RequireStaged[T any](t testing.TB, l *outbox.Latest[T], tx *sql.Tx, key string) outbox.Entry[T] {
+	t.Helper()
+	e, err := l.Pending(t.Context(), outbox.SQL(tx), key)
+	switch {
+	case err == nil:
+		return e
+	case !errors.Is(err, outbox.ErrNotFound):
+		t.Fatalf("the entry of key %q: %v", key, err)
+	case tx != nil:
+		t.Fatalf("nothing is staged for key %q as this transaction sees it: was it staged in another transaction, or under another key? (%v)", key, err)
+	default:
+		t.Fatalf("nothing is staged and committed for key %q: is its transaction open still, or rolled back, or the entry published already? %s (%v)",
+			key, waiting(t, l), err)
+	}
+	return e
+}
+
+// waiting tells which keys of a channel are staged.
+func waiting[T any](t testing.TB, l *outbox.Latest[T]) string {
+	const most = 10
+	infos, err := l.List(t.Context(), "", most+1)
+	if err != nil {
+		return "What is staged cannot be listed: " + err.Error()
+	}
+	names := []string{}
+	for _, info := range infos[:min(len(infos), most)] {
+		names = append(names, fmt.Sprintf("%q", info.Key))
+	}
+	if len(infos) > most {
+		names = append(names, "…")
+	}
+	return "Staged are: " + cmp.Or(strings.Join(names, ", "), "none")
+}
+
+// Bounds of Drain. Nothing that a test waits for takes as many rounds.
+const (
+	drainRounds    = 1000
+	drainFruitless = 50 // rounds in a row that publish nothing
+	drainStep      = time.Second
+	drainLongStep  = 30 * 24 * time.Hour // the longest delays are a year
+)
+
+// Drain publishes all that the relay's channels hold, and returns the sum of
+// what it did: it flushes r and, where entries are left that are due later,
+// moves the clock on and flushes again. c is the store's clock; with a nil c
+// time is not moved, so that every entry must be published at once. Drain
+// fails the test where an entry is never published, as when its publish
+// function always fails, and where the store does.
+func Drain(t testing.TB, r *outbox.Relay, c *Clock) outbox.Pass {
+	t.Helper()
+	var total outbox.Pass
+	step, fruitless := drainStep, 0
+	for range drainRounds {
+		pass, err := r.Flush(t.Context())
+		if total = sum(total, pass); err != nil {
+			t.Fatalf("drain: %v", err)
+		}
+		left := remains(t, r)
+		if left == "" {
+			return total
+		}
+		if c == nil {
+			t.Fatalf("drain: without a clock to move, entries are left: %s", left)
+		}
+		if fruitless++; pass.Published > 0 {
+			fruitless = 0
+		}
+		if fruitless == drainFruitless {
+			t.Fatalf("drain: %d rounds published nothing: %s", fruitless, left)
+		}
+		// Steps grow until something comes due, however far away that is.
+		if step = min(2*step, drainLongStep); pass.Claimed > 0 {
+			step = drainStep
+		}
+		c.Advance(step)
+	}
+	t.Fatalf("drain: %d rounds left something to publish: %s", drainRounds, remains(t, r))
+	return total
+}
+
+// remains tells what the relay's channels still hold; "" where nothing.
+func remains(t testing.TB, r *outbox.Relay) string {
+	t.Helper()
+	stats, err := r.Stats(t.Context())
+	if err != nil {
+		t.Fatalf("drain: %v", err)
+	}
+	texts := []string{}
+	for _, s := range stats {
+		if !s.Attached || s.Due+s.Scheduled+s.InFlight == 0 {
+			continue
+		}
+		text := fmt.Sprintf("channel %q: %d due, %d due later, %d leased", s.Channel.Name, s.Due, s.Scheduled, s.InFlight)
+		if s.LastError != "" {
+			text += fmt.Sprintf("; after attempt %d: %s", s.Attempt, s.LastError)
+		}
+		if s.Outage || s.Paused > 0 {
+			text += fmt.Sprintf("; paused for %v: %s", s.Paused, s.Reason)
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, "; ")
+}
+
+func sum(a, b outbox.Pass) outbox.Pass {
+	return outbox.Pass{
+		Claimed:   a.Claimed + b.Claimed,
+		Published: a.Published + b.Published,
+		Retried:   a.Retried + b.Retried,
+		Released:  a.Released + b.Released,
+		LeaseLost: a.LeaseLost + b.LeaseLost,
+		Left:      a.Left + b.Left,
+	}
+}

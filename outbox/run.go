@@ -1,0 +1,219 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+)
+
+// How a run ends once its context has: claims and looks are cut after
+// claimGrace, publications at the ShutdownTimeout, and settlements after they
+// had haltGrace to return and settleGrace to be settled.
+const (
+	claimGrace  = 2 * time.Second
+	haltGrace   = time.Second
+	settleGrace = 2 * time.Second
+)
+
+// A run is one Run, RunOnce or Flush.
+type run struct {
+	r   *Relay
+	ctx context.Context // the caller's: when it ends, claiming stops
+
+	// These outlive ctx, and end in this order.
+	reads    context.Context // of looks and claims
+	work     context.Context // of publications; its cause is errShutdown
+	settling context.Context // of settlements
+	cancel   []func()
+
+	alone bool          // RunOnce or Flush: every batch is settled before the next claim
+	halt  time.Duration // haltGrace, less with a short ShutdownTimeout
+	wg    sync.WaitGroup
+
+	mu     sync.Mutex
+	ended  bool
+	timers []*time.Timer
+	left   map[string]*leftover // by channel
+}
+
+// leftover is what a stop left behind in a channel.
+type leftover struct {
+	rows int
+	why  error
+}
+
+func (r *Relay) newRun(ctx context.Context) *run {
+	n := &run{r: r, ctx: ctx, left: map[string]*leftover{}}
+	n.halt = min(haltGrace, r.o.ShutdownTimeout/4)
+	outlive := func() (context.Context, context.CancelCauseFunc) {
+		c, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+		n.cancel = append(n.cancel, func() { cancel(nil) })
+		return c, cancel
+	}
+	var cutReads, cutWork, cutSettling context.CancelCauseFunc
+	n.reads, cutReads = outlive()
+	n.work, cutWork = outlive()
+	n.settling, cutSettling = outlive()
+	timeout := r.o.ShutdownTimeout
+	unwatch := context.AfterFunc(ctx, func() {
+		n.after(min(claimGrace, timeout), func() { cutReads(errShutdown) })
+		n.after(timeout, func() { cutWork(errShutdown) })
+		n.after(timeout+n.halt+settleGrace, func() { cutSettling(errShutdown) })
+	})
+	n.cancel = append(n.cancel, func() { unwatch() })
+	return n
+}
+
+func (n *run) after(d time.Duration, f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ended {
+		return
+	}
+	n.timers = append(n.timers, time.AfterFunc(d, f))
+}
+
+// end waits for the run's goroutines, all but publications that ignore their
+// context, and returns what a stop left behind.
+func (n *run) end() error {
+	n.wg.Wait()
+	for _, cancel := range n.cancel {
+		cancel()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ended = true
+	for _, t := range n.timers {
+		t.Stop()
+	}
+	return n.leftBehind()
+}
+
+func (n *run) stopping() bool { return n.ctx.Err() != nil }
+
+// leave records rows that a stopping run leaves behind.
+func (n *run) leave(ch Channel, rows int, why error) {
+	if !n.stopping() || rows == 0 {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.left[ch.Name]
+	if l == nil {
+		l = &leftover{why: why}
+		n.left[ch.Name] = l
+	}
+	l.rows += rows
+}
+
+func (n *run) leftBehind() error {
+	var parts []string
+	var causes []error
+	for _, c := range n.r.channels {
+		if l := n.left[c.name.Name]; l != nil {
+			parts = append(parts, fmt.Sprintf("%d of channel %q", l.rows, c.name.Name))
+			causes = append(causes, l.why)
+		}
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	return fmt.Errorf("left behind, to be published again: entries %s: %w", strings.Join(parts, ", "), errors.Join(causes...))
+}
+
+// Run publishes what is due in the attached channels until ctx ends, and
+// returns when its goroutines are gone.
+//
+// When ctx ends, Run claims nothing more, lets publications finish without
+// cancelling their contexts, settles them, gives back what was not begun, and
+// returns nil. What has not finished after the ShutdownTimeout is cancelled,
+// and Run's error says what was left: it will be published again. Only a
+// publish function that ignores its cancelled context is still running then.
+//
+// Run first checks the store: tables that are missing, outdated, newer or
+// foreign are ErrSchema, returned at once. A database that is not reachable,
+// then or later, is waited for. One Run, RunOnce or Flush is allowed at a
+// time, others are ErrState; after it has ended, Run may be called again.
+func (r *Relay) Run(ctx context.Context) error {
+	if err := r.run(ctx); err != nil {
+		return fmt.Errorf("outbox: run: %w", err)
+	}
+	return nil
+}
+
+func (r *Relay) run(ctx context.Context) error {
+	release, err := r.begin()
+	if err != nil {
+		return err
+	}
+	defer release()
+	n := r.newRun(ctx)
+	if err := n.check(); err != nil {
+		n.end()
+		return err
+	}
+	unhint := r.store.Hints(r.hinted)
+	for _, c := range r.channels {
+		c.reset()
+		n.wg.Go(func() { c.loop(n) })
+	}
+	n.wg.Go(n.poll)
+	r.log.Debug("outbox: relay started", "channels", len(r.channels))
+	<-ctx.Done()
+	unhint()
+	err = n.end()
+	r.log.Debug("outbox: relay stopped", "error", err)
+	r.observe(Event{Kind: EventStop, Rows: n.leftRows(), Err: err})
+	return err
+}
+
+func (n *run) leftRows() (rows int) {
+	for _, l := range n.left {
+		rows += l.rows
+	}
+	return rows
+}
+
+// check waits until the store can be used, or is known not to be usable.
+func (n *run) check() error {
+	for failures := 1; !n.stopping(); failures++ {
+		err := n.ask(n.reads, readTimeout, n.r.store.Check)
+		if err == nil || errors.Is(err, ErrSchema) {
+			return err
+		}
+		if n.stopping() {
+			break
+		}
+		n.r.troubled(opCheck, Channel{}, err)
+		sleep(n.ctx, troubleBackoff(failures))
+	}
+	return nil
+}
+
+// readTimeout bounds a statement that holds no leases.
+const readTimeout = 10 * time.Second
+
+// ask makes one call to the store, within the relay's share of connections.
+func (n *run) ask(ctx context.Context, limit time.Duration, call func(context.Context) error) error {
+	leave, err := n.r.gate.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return call(ctx)
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
