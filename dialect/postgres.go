@@ -92,7 +92,7 @@ func (postgres) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at 
 	results, scan := marked(len(s.IDs))
 	return results, d.Write(ctx, db, d.rendered(Statement{`
 		SELECT ord, result FROM {t:settle_1}($1::bigint[], $2::bigint[], $3::bigint[],
-			$4::smallint[], $5::bigint[], $6::text[], $7::boolean, $8::bigint)`,
+			$4::smallint[], $5::bigint[], $6::text[], $7::boolean[], $8::bigint)`,
 		[]any{s.IDs, s.Versions, s.Tokens, s.Outcomes, s.Delays, s.Errors, s.Again, at},
 	}), scan)
 }

@@ -235,22 +235,22 @@ func sqliteLeft(ctx context.Context, q Querier, d Dialect, s Settle, at now, lef
 		results[i] = ResultDone
 		var end Statement
 		switch {
-		case !found && s.Again:
+		case !found && s.Again != nil && s.Again[i]:
 		case !found || token != s.Tokens[i]:
 			results[i] = ResultStale
-		case until == 0: // ours, and settled before: a row of this version would be gone had it been published
-			if outcome == OutcomeDone && version == s.Versions[i] {
+		case until <= 0: // ours, and settled before
+			if until != -int64(outcome) {
 				results[i] = ResultStale
 			}
 		case version != s.Versions[i]:
 			results[i] = ResultSuperseded
-			end = Statement{`UPDATE {t:entries} SET lease_until = 0 WHERE id = ?1`, []any{s.IDs[i]}}
+			end = Statement{`UPDATE {t:entries} SET lease_until = -?2 WHERE id = ?1`, []any{s.IDs[i], outcome}}
 		default:
 			end = Statement{`
-				UPDATE {t:entries} SET lease_until = 0, due = ?2 + ?3, attempt = attempt - ?4,
+				UPDATE {t:entries} SET lease_until = -?4, due = ?2 + ?3, attempt = attempt - (?4 = 3),
 					last_error = CASE WHEN ?5 = '' THEN last_error ELSE ?5 END
 				WHERE id = ?1`,
-				[]any{s.IDs[i], at, s.Delays[i], outcome == OutcomeRelease, s.Errors[i]},
+				[]any{s.IDs[i], at, s.Delays[i], outcome, s.Errors[i]},
 			}
 		}
 		if end.Text == "" {

@@ -44,7 +44,7 @@ type Settle struct {
 	Outcomes              []int16
 	Delays                []int64 // microseconds
 	Errors                []string
-	Again                 bool
+	Again                 []bool // nil: none
 }
 
 // Outcomes and results, numbered as package outbox does.

@@ -102,15 +102,11 @@ func (in *install) look(ctx context.Context) (state, error) {
 
 func (in *install) read(ctx context.Context, q database.DBTxConn) (state, error) {
 	var s state
-	found, err := in.e.exists(ctx, q, "meta")
+	_, err := in.table(ctx, q, "meta", func() error {
+		return q.QueryRowContext(ctx, in.d.Installed().Text).Scan(&s.version, &s.compatible)
+	})
 	if err != nil {
-		return s, fmt.Errorf("read the database's catalog: %w", err)
-	}
-	if found {
-		err := q.QueryRowContext(ctx, in.d.Installed().Text).Scan(&s.version, &s.compatible)
-		if err != nil {
-			return s, fmt.Errorf("read table %s: %w", in.d.Render(`{t:meta}`), err)
-		}
+		return s, err
 	}
 	s.applied, err = in.versions(ctx, q)
 	return s, err
@@ -118,25 +114,39 @@ func (in *install) read(ctx context.Context, q database.DBTxConn) (state, error)
 
 // versions reads the version table; nil means that there is none.
 func (in *install) versions(ctx context.Context, q database.DBTxConn) (map[int64]time.Time, error) {
-	found, err := in.e.exists(ctx, q, "migrations")
-	if err != nil {
-		return nil, fmt.Errorf("read the database's catalog: %w", err)
-	}
-	if !found {
-		return nil, nil
-	}
 	applied := make(map[int64]time.Time)
-	st := dialect.Statement{Text: in.d.Render(in.e.listVersions())}
-	err = in.d.Read(ctx, q, st, func(rows *sql.Rows) error {
-		var version, at int64
-		err := rows.Scan(&version, &at)
-		applied[version] = time.UnixMicro(at).UTC()
-		return err
+	found, err := in.table(ctx, q, "migrations", func() error {
+		st := dialect.Statement{Text: in.d.Render(in.e.listVersions())}
+		return in.d.Read(ctx, q, st, func(rows *sql.Rows) error {
+			var version, at int64
+			err := rows.Scan(&version, &at)
+			applied[version] = time.UnixMicro(at).UTC()
+			return err
+		})
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read table %s: %w", in.d.Render(`{t:migrations}`), err)
+	if err != nil || !found {
+		return nil, err
 	}
 	return applied, nil
+}
+
+// table reads a table of the outbox, if there is one; another caller may drop
+// it between the look and the read.
+func (in *install) table(ctx context.Context, q database.DBTxConn, name string, read func() error) (bool, error) {
+	found, err := in.e.exists(ctx, q, name)
+	if err != nil {
+		return false, fmt.Errorf("read the database's catalog: %w", err)
+	}
+	if !found {
+		return false, nil
+	}
+	if err = read(); err == nil {
+		return true, nil
+	}
+	if found, again := in.e.exists(ctx, q, name); again == nil && !found {
+		return false, nil
+	}
+	return true, fmt.Errorf("read table %s: %w", in.d.Render(`{t:`+name+`}`), err)
 }
 
 // newer refuses a schema that this library cannot work with.

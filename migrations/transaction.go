@@ -9,6 +9,8 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pressly/goose/v3"
@@ -167,17 +169,18 @@ func (t *transaction) CreateVersionTable(context.Context, database.DBTxConn) err
 }
 
 func (t *transaction) Insert(ctx context.Context, q database.DBTxConn, r database.InsertRequest) error {
-	return t.record(ctx, q, r.Version, `INSERT INTO {t:migrations} (version_id, is_applied) VALUES (%d, true)`)
+	return t.record(ctx, q, r.Version, `INSERT INTO {t:migrations} (version_id, is_applied) VALUES ({version}, true)`)
 }
 
 func (t *transaction) Delete(ctx context.Context, q database.DBTxConn, version int64) error {
-	return t.record(ctx, q, version, `DELETE FROM {t:migrations} WHERE version_id = %d`)
+	return t.record(ctx, q, version, `DELETE FROM {t:migrations} WHERE version_id = {version}`)
 }
 
 // record notes a step that was made. Numbers stand in the text, since a pooler
 // may not know of the prepared statements that a driver makes for parameters.
 func (t *transaction) record(ctx context.Context, q database.DBTxConn, version int64, text string) error {
-	if _, err := q.ExecContext(ctx, fmt.Sprintf(t.d.Render(text), version)); err != nil {
+	text = t.d.Render(strings.Replace(text, "{version}", strconv.FormatInt(version, 10), 1))
+	if _, err := q.ExecContext(ctx, text); err != nil {
 		return fmt.Errorf("write table %s: %w", t.Tablename(), err)
 	}
 	t.done = version == t.last

@@ -10,16 +10,18 @@ import (
 
 // A batch is what one claim gave, until it is settled.
 type batch struct {
-	c       *channel
-	rows    []Row
-	probe   bool // the store asks whether the destination is up
-	trial   bool // so does this relay
-	hold    hold
-	job     job
-	verdict verdict
-	began   time.Time // of the publication
-	cut     context.CancelCauseFunc
-	state   atomic.Int32
+	c        *channel
+	rows     []Row
+	probe    bool // the store asks whether the destination is up
+	trial    bool // so does this relay
+	hold     hold
+	locked   []Row // found locked by an extension, and kept from being published twice
+	isLocked map[int64]bool
+	job      job
+	verdict  verdict
+	began    time.Time // of the publication
+	cut      context.CancelCauseFunc
+	state    atomic.Int32
 }
 
 // The call of user code: whoever changes it from running knows that the other
@@ -60,7 +62,7 @@ func (b *batch) process(n *run) tally {
 		}
 	}()
 	if n.stopping() {
-		return b.settle(n, giveBack(b.rows, 0, nil))
+		return b.settle(n, giveBack(b.rows, 0))
 	}
 	t := b.setAside(n)
 	if len(b.rows) == 0 {
@@ -69,6 +71,7 @@ func (b *batch) process(n *run) tally {
 	b.job = b.c.prepare(b.rows)
 	end := b.publish(n)
 	hung = end.hung
+	b.c.let(b.locked)
 	v := b.job.judge(end, b.c.backoff)
 	b.verdict = v
 	b.c.learn(b, v, end)
@@ -81,33 +84,30 @@ func (b *batch) process(n *run) tally {
 	return t
 }
 
-// giveBack releases rows that were not published; cause may be nil.
-func giveBack(rows []Row, delay time.Duration, cause error) verdict {
+// giveBack releases rows that were not published.
+func giveBack(rows []Row, delay time.Duration) verdict {
 	v := verdict{ss: make([]Settlement, len(rows)), released: len(rows)}
 	for i, r := range rows {
 		v.ss[i] = Settlement{Row: r, Outcome: OutcomeRelease, Delay: delay, Error: ErrorText(r.LastError)}
-		if cause != nil {
-			v.ss[i].Error = errorText(cause)
-		}
 	}
 	return v
 }
 
-// setAside gives back the rows whose keys a publication is busy with that
-// ignores its context: publishing them again might take the next slot, and the
-// one after. Other relays are free to.
+// setAside gives back the rows whose keys this relay is still publishing
+// although their leases have lapsed: a key has one call at a time, and one
+// that hangs must not take slot after slot. Other relays are free to.
 func (b *batch) setAside(n *run) tally {
-	free, stuck := b.c.apart(b.rows)
-	if len(stuck) == 0 {
+	free, taken := b.c.apart(b.rows)
+	if len(taken) == 0 {
 		return tally{}
 	}
-	t := b.settle(n, giveBack(stuck, jitter(stuckPause), errHung))
+	t := b.settle(n, giveBack(taken, jitter(asidePause)))
 	b.rows, b.hold.live = free, free
 	return t
 }
 
-// stuckPause is how long such rows are not due.
-const stuckPause = 30 * time.Second
+// asidePause is how long such rows are not due.
+const asidePause = 5 * time.Second
 
 // report tells people and metrics how a publication went.
 func (b *batch) report(n *run, v verdict, end ending) {

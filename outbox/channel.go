@@ -27,7 +27,7 @@ type channel struct {
 	health   health
 	busy     int            // publications, those included that are hung
 	hung     int            // publications that ignore their cancelled context
-	stuck    map[string]int // their keys, by how many of them have it; nil: none
+	avoid    map[string]int // keys being published whose leases may have lapsed, by how often
 	sleeping time.Time      // until when the loop sleeps; zero: it is awake
 }
 
@@ -214,42 +214,58 @@ func (c *channel) abandon(b *batch) bool {
 		return false
 	}
 	c.hung++
-	if c.stuck == nil {
-		c.stuck = map[string]int{}
-	}
-	for _, r := range b.rows {
-		c.stuck[r.Key]++
-	}
+	c.avoids(b.rows, 1)
 	return true
 }
 
-// apart tells the rows that may be published from those that a publication
-// which was abandoned is still busy with.
-func (c *channel) apart(rows []Row) (free, stuck []Row) {
+// avoids keeps the keys of rows from being published by this relay (by 1), or
+// lets them go again (by -1).
+func (c *channel) avoids(rows []Row, by int) {
+	if c.avoid == nil {
+		c.avoid = map[string]int{}
+	}
+	for _, r := range rows {
+		if c.avoid[r.Key] += by; c.avoid[r.Key] == 0 {
+			delete(c.avoid, r.Key)
+		}
+	}
+}
+
+// keep avoids the keys of rows until let.
+func (c *channel) keep(rows []Row) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.stuck) == 0 {
+	c.avoids(rows, 1)
+}
+
+func (c *channel) let(rows []Row) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.avoids(rows, -1)
+}
+
+// apart tells the rows that may be published from those to avoid.
+func (c *channel) apart(rows []Row) (free, taken []Row) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.avoid) == 0 {
 		return rows, nil
 	}
 	for _, r := range rows {
-		if c.stuck[r.Key] > 0 {
-			stuck = append(stuck, r)
+		if c.avoid[r.Key] > 0 {
+			taken = append(taken, r)
 		} else {
 			free = append(free, r)
 		}
 	}
-	return free, stuck
+	return free, taken
 }
 
 // returned gives back the slot of a publication that was abandoned.
 func (c *channel) returned(b *batch) {
 	c.mu.Lock()
 	c.hung--
-	for _, r := range b.rows {
-		if c.stuck[r.Key]--; c.stuck[r.Key] == 0 {
-			delete(c.stuck, r.Key)
-		}
-	}
+	c.avoids(b.rows, -1)
 	c.mu.Unlock()
 	c.release()
 	c.r.log.Info("outbox: publish function that ignored its cancelled context has returned",

@@ -164,7 +164,8 @@ func (v *verdict) fails(s *Settlement, f *fault, backoff backoffFunc) {
 			v.down = f.err
 		}
 	case ClassDefer:
-		s.Outcome, s.Delay = OutcomeRelease, min(f.delay, maxDelay)
+		// At least the store's unit of time: it goes behind the rows due now.
+		s.Outcome, s.Delay = OutcomeRelease, min(max(f.delay, time.Microsecond), maxDelay)
 		v.hasty = v.hasty || f.delay < backoffBase
 	default:
 		s.Outcome, s.Delay = OutcomeRetry, f.wait(s.Row.Attempt, backoff)

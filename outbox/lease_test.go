@@ -205,19 +205,44 @@ func TestLockedRowsAreExtendedSoonAndCancelNothing(t *testing.T) {
 		var cause error
 		g := newRig(t, RelayOptions{}, PublishOptions{Lease: 3 * time.Second}, takes(20*time.Second, &cause))
 		g.stage("a", "b")
-		lock := func(locked bool) func() {
-			return func() { g.store.edit("c", "b", func(r *fakeRow) { r.locked = locked }) }
-		}
-		time.AfterFunc(500*time.Millisecond, lock(true))
-		time.AfterFunc(8*time.Second, lock(false))
+		g.lockFor("b", 500*time.Millisecond, 2500*time.Millisecond)
 		g.start()
-		time.Sleep(8500 * time.Millisecond)
+		time.Sleep(2800 * time.Millisecond)
 		b, _ := g.store.row("c", "b")
-		require.True(t, b.LeaseUntil.After(time.Now()), "held again soon after it is free")
-		time.Sleep(12 * time.Second)
+		require.Greater(t, b.LeaseUntil.Sub(time.Now()), 2*time.Second, "held again soon after it is free")
+		time.Sleep(18 * time.Second)
 		require.NoError(t, cause)
-		require.Zero(t, g.store.size())
 		require.Len(t, g.published(), 1)
+		require.Zero(t, g.store.size())
+		require.NoError(t, g.stop())
+	})
+}
+
+// lockFor has a transaction hold a key of channel c for a while.
+func (g *rig) lockFor(key string, from, to time.Duration) {
+	lock := func(locked bool) func() {
+		return func() { g.store.edit("c", key, func(r *fakeRow) { r.locked = locked }) }
+	}
+	time.AfterFunc(from, lock(true))
+	time.AfterFunc(to, lock(false))
+}
+
+func TestKeyWhoseLeaseLapsedUnderALockHasOneCallAtATime(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var cause error
+		g := newRig(t, RelayOptions{}, PublishOptions{Lease: 3 * time.Second}, takes(20*time.Second, &cause))
+		g.stage("a", "b")
+		g.lockFor("b", 500*time.Millisecond, 8*time.Second)
+		g.start()
+		time.Sleep(time.Minute)
+		require.NoError(t, cause)
+		require.Equal(t, 1, g.times("a"))
+		for _, c := range g.published()[1:] {
+			require.Equal(t, []string{"b"}, c.keys)
+			require.GreaterOrEqual(t, c.at.Sub(g.published()[0].at), 20*time.Second)
+		}
+		require.LessOrEqual(t, len(g.published()), 2)
+		require.Zero(t, g.store.size())
 		require.NoError(t, g.stop())
 	})
 }

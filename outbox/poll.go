@@ -16,8 +16,10 @@ func (n *run) poll() {
 	for {
 		select {
 		case <-n.ctx.Done():
-			return
 		case <-timer.C:
+		}
+		if n.stopping() {
+			return
 		}
 		wait := n.r.o.PollInterval
 		switch err := n.look(); {

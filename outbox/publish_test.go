@@ -96,7 +96,7 @@ func TestErrorClassesDecideWhatBecomesOfARow(t *testing.T) {
 		"retry after an age": {RetryAfter(1<<62, nil), maxDelay, maxDelay, 1, "", false},
 		"permanent":          {Permanent(errSink), backoffCap / 2, backoffCap, 1, "permanent: sink says no", false},
 		"defer":              {Defer(time.Minute), time.Minute, time.Minute, 0, "deferred (in 1m0s)", false},
-		"defer now":          {Defer(-1), 0, 0, 0, "deferred", false},
+		"defer now":          {Defer(-1), time.Microsecond, time.Microsecond, 0, "deferred", false},
 		"unavailable":        {Unavailable(errSink), 0, 0, 0, "destination unavailable: sink says no", true},
 		"unknown":            {Unknown(errSink), time.Second, time.Second, 1, "outcome unknown: sink says no", false},
 		"coded":              {WithCode("E1", Defer(time.Minute)), time.Minute, time.Minute, 0, "E1: deferred (in 1m0s)", false},

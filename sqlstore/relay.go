@@ -66,7 +66,9 @@ func (s *Store) Settle(ctx context.Context, ch outbox.Channel, ss []outbox.Settl
 	end := dialect.Settle{IDs: make([]int64, n), Versions: make([]int64, n), Tokens: make([]int64, n)}
 	for i, x := range ss {
 		end.IDs[i], end.Versions[i], end.Tokens[i] = x.Row.ID, int64(x.Row.Version), int64(x.Row.Token)
-		end.Again = end.Again || x.Again
+		if x.Again && end.Again == nil {
+			end.Again = make([]bool, n)
+		}
 		if x.Outcome != outbox.OutcomeDone && end.Outcomes == nil {
 			end.Outcomes, end.Delays, end.Errors = make([]int16, n), make([]int64, n), make([]string, n)
 		}
@@ -74,6 +76,11 @@ func (s *Store) Settle(ctx context.Context, ch outbox.Channel, ss []outbox.Settl
 	if end.Outcomes != nil {
 		for i, x := range ss {
 			end.Outcomes[i], end.Delays[i], end.Errors[i] = int16(x.Outcome), micros(x.Delay), outbox.ErrorText(x.Error)
+		}
+	}
+	for i, x := range ss {
+		if x.Again {
+			end.Again[i] = true
 		}
 	}
 	results, err := s.d.Settle(ctx, s.db, end, s.now())

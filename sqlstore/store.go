@@ -178,4 +178,10 @@ func (s *Store) Fence(ctx context.Context) (outbox.Version, outbox.Token, error)
 func nothing(*sql.Rows) error { return nil }
 
 // micros rounds up, so that a wait is never cut to nothing.
-func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+func micros(d time.Duration) int64 {
+	n := int64(d / time.Microsecond)
+	if d%time.Microsecond > 0 {
+		n++
+	}
+	return n
+}

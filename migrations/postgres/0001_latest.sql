@@ -1,7 +1,8 @@
 -- Latest state per key: one row per (channel, key) whose newest value has not been published yet.
 --
 -- Times are microseconds since the Unix epoch, so that no session's time zone can shift them:
--- read them with to_timestamp(due / 1e6). A lease_until of 0 means not leased.
+-- read them with to_timestamp(due / 1e6). A lease_until of 0 means not leased yet, one below 0 that
+-- the last lease ended with that outcome: -1 published, -2 retry, -3 released.
 
 -- +goose Up
 
@@ -214,7 +215,7 @@ $outbox$;
 -- +goose StatementBegin
 CREATE FUNCTION {t:settle_1}(
     p_ids bigint[], p_versions bigint[], p_tokens bigint[], p_outcomes smallint[], p_delays bigint[],
-    p_errors text[], p_again boolean, p_now bigint
+    p_errors text[], p_again boolean[], p_now bigint
 ) RETURNS TABLE (ord bigint, result smallint)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -246,7 +247,7 @@ BEGIN
     IF p_outcomes IS NOT NULL THEN
         WITH kept AS (
             UPDATE {t:entries} AS e SET
-                lease_until = 0,
+                lease_until = -k.outcome,
                 due         = v_now + k.delay,
                 attempt     = e.attempt - (k.outcome = 3)::integer,
                 last_error  = CASE WHEN k.error = '' THEN e.last_error ELSE k.error END
@@ -272,16 +273,19 @@ BEGIN
 
     -- Staged again while they were out: the new value stays due, the lease ends.
     WITH freed AS (
-        UPDATE {t:entries} AS e SET lease_until = 0 WHERE e.ctid = ANY (ARRAY(
-            SELECT l.ctid
-            FROM unnest(p_ids, p_versions, p_tokens) AS s (id, version, token)
+        UPDATE {t:entries} AS e SET lease_until = -k.outcome
+        FROM (
+            SELECT l.ctid AS tid, coalesce(s.outcome, 1) AS outcome
+            FROM unnest(p_ids, p_versions, p_tokens, p_outcomes) AS s (id, version, token, outcome)
             CROSS JOIN LATERAL (
                 SELECT e.ctid FROM {t:entries} AS e
                 WHERE e.id = s.id AND e.version <> s.version AND e.token = s.token AND e.lease_until > 0
                 FOR UPDATE SKIP LOCKED
             ) AS l
             WHERE s.id <> ALL (v_done)
-        )) RETURNING e.id
+        ) AS k
+        WHERE e.ctid = k.tid
+        RETURNING e.id
     )
     SELECT coalesce(array_agg(f.id), '{}') INTO v_more FROM freed AS f;
 
@@ -289,12 +293,11 @@ BEGIN
     RETURN QUERY
         SELECT s.ord, (CASE
             WHEN s.id = ANY (v_more) THEN 2
-            WHEN e.id IS NULL THEN CASE WHEN p_again THEN 1 ELSE 3 END
+            WHEN e.id IS NULL THEN CASE WHEN p_again[s.ord] THEN 1 ELSE 3 END
             WHEN e.token <> s.token THEN 3
             WHEN e.lease_until > 0 THEN 4
-            -- Ours, and settled before. A row of this version would be gone had it been published.
-            WHEN e.version = s.version AND coalesce(s.outcome, 1) = 1 THEN 3
-            ELSE 1
+            WHEN e.lease_until = -coalesce(s.outcome, 1) THEN 1 -- the same again
+            ELSE 3
         END)::smallint
         FROM unnest(p_ids, p_versions, p_tokens, p_outcomes) WITH ORDINALITY AS s (id, version, token, outcome, ord)
         LEFT JOIN LATERAL (

@@ -1,7 +1,8 @@
 -- Latest state per key: one row per (channel, key) whose newest value has not been published yet.
 --
 -- Times are microseconds since the Unix epoch; read them with datetime(due / 1e6, 'unixepoch').
--- A lease_until of 0 means not leased. STRICT: SQLite would keep a text in an integer column.
+-- A lease_until of 0 means not leased yet, one below 0 that the last lease ended with that outcome:
+-- -1 published, -2 retry, -3 released. STRICT: SQLite would keep a text in an integer column.
 
 -- +goose Up
 

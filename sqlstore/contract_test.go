@@ -1,0 +1,87 @@
+package sqlstore_test
+
+import (
+	"database/sql"
+	"net/url"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	_ "modernc.org/sqlite"
+
+	"github.com/seed-2b36b211/sqloutbox/dialect"
+	"github.com/seed-2b36b211/sqloutbox/internal/pgtest"
+	"github.com/seed-2b36b211/sqloutbox/migrations"
+	"github.com/seed-2b36b211/sqloutbox/outbox"
+	"github.com/seed-2b36b211/sqloutbox/outbox/outboxtest"
+	"github.com/seed-2b36b211/sqloutbox/sqlstore"
+)
+
+// opener opens a store on a database of the test's own; clock may be nil.
+func opener(d dialect.Dialect, driver string, dsn func(t *testing.T) string, clock *outboxtest.Clock) func(*testing.T) (outbox.LatestStore, *sql.DB) {
+	return func(t *testing.T) (outbox.LatestStore, *sql.DB) {
+		db, err := sql.Open(driver, dsn(t))
+		require.NoError(t, err)
+		t.Cleanup(func() { db.Close() })
+		require.NoError(t, migrations.Up(t.Context(), db, d))
+		var o sqlstore.Options
+		if clock != nil {
+			o.Clock = clock.Now
+		}
+		s, err := sqlstore.New(db, d, o)
+		require.NoError(t, err)
+		require.NoError(t, s.Check(t.Context()))
+		return s, db
+	}
+}
+
+func sqliteFile(t *testing.T) string {
+	return dialect.SQLiteDSN(filepath.Join(t.TempDir(), "contract.db"))
+}
+
+func TestContractOnSQLite(t *testing.T) {
+	for name, clock := range clocks() {
+		t.Run(name, func(t *testing.T) {
+			open := opener(dialect.SQLite(), "sqlite", sqliteFile, clock)
+			outboxtest.LatestSuite{Open: open, Clock: clock, OneWriter: true}.Run(t)
+		})
+	}
+}
+
+func TestContractOnPostgres(t *testing.T) {
+	if testing.Short() {
+		t.SkipNow()
+	}
+	for name, clock := range clocks() {
+		t.Run(name, func(t *testing.T) {
+			open := opener(dialect.Postgres(), "pgx", func(t *testing.T) string { return pgtest.DSN(t) }, clock)
+			outboxtest.LatestSuite{Open: open, Clock: clock}.Run(t)
+		})
+	}
+}
+
+// TestContractInEveryQueryMode: how pgx sends parameters must not matter.
+func TestContractInEveryQueryMode(t *testing.T) {
+	if testing.Short() {
+		t.SkipNow()
+	}
+	for _, mode := range []string{"cache_describe", "describe_exec", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			dsn := func(t *testing.T) string {
+				u, err := url.Parse(pgtest.DSN(t))
+				require.NoError(t, err)
+				q := u.Query()
+				q.Set("default_query_exec_mode", mode)
+				u.RawQuery = q.Encode()
+				return u.String()
+			}
+			outboxtest.TestLatest(t, opener(dialect.Postgres(), "pgx", dsn, nil))
+		})
+	}
+}
+
+// clocks are the store's own, and one that the suite sets.
+func clocks() map[string]*outboxtest.Clock {
+	return map[string]*outboxtest.Clock{"own clock": nil, "set clock": outboxtest.NewClock(time.Now())}
+}
