@@ -101,14 +101,16 @@ func (in *install) look(ctx context.Context) (state, error) {
 }
 
 func (in *install) read(ctx context.Context, q database.DBTxConn) (state, error) {
-	var s state
-	_, err := in.table(ctx, q, "meta", func() error {
+	applied, err := in.versions(ctx, q)
+	if err != nil {
+		return state{}, err
+	}
+	// Second, so that a first Up that commits meanwhile does not look like a
+	// schema without a version table.
+	s := state{applied: applied}
+	_, err = in.table(ctx, q, "meta", func() error {
 		return q.QueryRowContext(ctx, in.d.Installed().Text).Scan(&s.version, &s.compatible)
 	})
-	if err != nil {
-		return s, err
-	}
-	s.applied, err = in.versions(ctx, q)
 	return s, err
 }
 
@@ -201,19 +203,24 @@ func (in *install) prepare(ctx context.Context, conn *sql.Conn) error {
 
 func (in *install) down(ctx context.Context, dropUndelivered bool) error {
 	s, err := in.look(ctx)
-	switch {
-	case err != nil:
+	if err != nil || s.version == 0 && s.applied == nil {
 		return err
-	case s.version == 0 && s.applied == nil:
-		return nil
-	case s.version > dialect.SchemaVersion:
-		return in.newer(s)
-	case s.applied == nil:
-		return in.elsewhere(s)
 	}
 	t := &transaction{install: in, finish: in.clear}
-	if !dropUndelivered {
-		t.begun = in.refuseUndelivered
+	t.begun = func(ctx context.Context, conn *sql.Conn) error {
+		// Again, now that nobody else migrates.
+		s, err := in.read(ctx, conn)
+		switch {
+		case err != nil:
+			return err
+		case s.version > dialect.SchemaVersion:
+			return in.newer(s)
+		case s.version > 0 && s.applied == nil:
+			return in.elsewhere(s)
+		case dropUndelivered:
+			return nil
+		}
+		return in.refuseUndelivered(ctx, conn)
 	}
 	return in.run(ctx, t, func(ctx context.Context, p *goose.Provider) error {
 		_, err := p.DownTo(ctx, 0)

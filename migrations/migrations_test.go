@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -300,42 +301,43 @@ func TestMain(m *testing.M) {
 }
 
 func TestAllOfManyProcessesAtOnceSucceed(t *testing.T) {
-	onEach(t, func(t *testing.T, _ place) {
-		for round := range 4 {
-			p := onSQLite(t)
-			if strings.HasSuffix(t.Name(), "postgres") {
-				p = onPostgres(t)
-			}
-			if round%2 == 1 && p.driver == "sqlite" { // a DSN without what SQLiteDSN adds
-				p.dsn, _, _ = strings.Cut(p.dsn, "?")
-			}
-			var run []func() error
-			for range 5 {
-				cmd := exec.Command(os.Args[0])
-				cmd.Env = append(os.Environ(), childEnv+"="+p.driver+" "+p.dsn)
-				in, err := cmd.StdinPipe()
-				require.NoError(t, err)
-				out, err := cmd.StdoutPipe()
-				require.NoError(t, err)
-				require.NoError(t, cmd.Start())
-				lines := bufio.NewReader(out)
-				_, err = lines.ReadString('\n')
-				require.NoError(t, err)
-				in.Close()
-				run = append(run, func() error {
-					said, _ := lines.ReadString('\n')
-					if err := cmd.Wait(); err != nil {
-						return fmt.Errorf("%w: %s", err, said)
-					}
-					return nil
-				})
-			}
-			for _, wait := range run {
-				require.NoError(t, wait())
-			}
-			installed(t, p, p.open(t))
+	onEach(t, func(t *testing.T, p place) {
+		manyProcesses(t, p)
+		if p.driver == "sqlite" {
+			p = onSQLite(t)
+			p.dsn, _, _ = strings.Cut(p.dsn, "?") // without what SQLiteDSN adds
+			manyProcesses(t, p)
 		}
 	})
+}
+
+func manyProcesses(t *testing.T, p place) {
+	t.Helper()
+	var start, wait []func() error
+	for range 5 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), childEnv+"="+p.driver+" "+p.dsn)
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		lines := bufio.NewReader(out)
+		_, err = lines.ReadString('\n')
+		require.NoError(t, err)
+		start = append(start, in.Close)
+		wait = append(wait, func() error {
+			said, _ := lines.ReadString('\n')
+			if err := cmd.Wait(); err != nil {
+				return fmt.Errorf("%w: %s", err, said)
+			}
+			return nil
+		})
+	}
+	for _, f := range slices.Concat(start, wait) {
+		require.NoError(t, f())
+	}
+	installed(t, p, p.open(t))
 }
 
 // withStep returns an install with one more step than there is.

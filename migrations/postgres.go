@@ -19,6 +19,9 @@ type postgres struct {
 	wait time.Duration
 }
 
+// tableWait is how long a run waits for a table that a transaction holds.
+const tableWait = 10 * time.Second
+
 // begin depends on no setting of the server, the role or the session: a
 // default isolation above READ COMMITTED would not see what the holder of the
 // lock committed while we waited, and a search_path could put other functions
@@ -38,7 +41,7 @@ func (p postgres) begin(ctx context.Context, conn *sql.Conn) error {
 		return err
 	}
 	// Whoever waits for a table's lock makes all others wait behind him.
-	_, err := conn.ExecContext(ctx, `SET LOCAL lock_timeout TO '10s'`)
+	_, err := conn.ExecContext(ctx, fmt.Sprintf(`SET LOCAL lock_timeout TO '%dms'`, min(p.wait, tableWait).Milliseconds()))
 	return err
 }
 

@@ -289,11 +289,11 @@ func (c *channel) claimAt(at time.Time) {
 	c.signal()
 }
 
-// hinted tells the channel that version was staged and falls due at a time.
-func (c *channel) hinted(v Version, at time.Time) {
+// hinted tells the channel that a version was staged and when it falls due.
+func (c *channel) hinted(v Version, now, due time.Time) {
 	c.mu.Lock()
-	c.hints.add(v, at)
-	wake := c.free() && c.barred(at.Add(firstLook)).Before(c.sleeping) // zero where awake
+	at := c.hints.add(v, now, due)
+	wake := c.free() && c.barred(at).Before(c.sleeping) // zero where awake
 	c.mu.Unlock()
 	if wake {
 		c.signal()
@@ -318,7 +318,7 @@ func (r *Relay) hinted(h Hint) {
 		case h.Version == 0 || h.Channel == (Channel{}):
 			c.wakeUp()
 		default:
-			c.hinted(h.Version, now.Add(h.Wait))
+			c.hinted(h.Version, now, now.Add(h.Wait))
 		}
 	}
 }

@@ -7,9 +7,18 @@ import (
 )
 
 const (
-	firstLook = 250 * time.Microsecond // after a hint
-	maxLooks  = 20                     // for one hint
-	maxHints  = 256                    // kept per channel
+	maxLooks = 20  // for one hint
+	maxHints = 256 // kept per channel
+
+	// Timers are no finer than a millisecond where a Go program is idle, and a
+	// commit may come sooner: the first looks do not wait at all, they follow
+	// each other. Where many stage, hints come close together, and one of them
+	// pays for that at a time.
+	earlyLooks = 3
+	earlyAge   = time.Millisecond
+	earlyGap   = 2 * time.Millisecond
+
+	firstLook = time.Millisecond // that is timed, and the shortest pause
 )
 
 // hints schedule the looks at a channel in which something was staged whose
@@ -22,36 +31,51 @@ type hints struct {
 	life   time.Duration // the poll interval
 	growth float64       // of the pauses, by a hint's age at the last look
 	list   []hint
-	looked time.Time // the last look, found or not
+	looked time.Time // the last look, whatever asked for it
+	latest time.Time // the last hint
 }
 
 type hint struct {
 	version Version
 	at      time.Time // when the row falls due at the earliest
+	early   int       // looks that do not wait
 }
 
-// newHints chooses the growth so that a hint costs at most maxLooks: looks
-// come at firstLook, twice that, and then at ages that grow by a constant
-// factor, and one more would come after life.
+// newHints chooses the growth so that a hint costs at most maxLooks: the early
+// ones, one each at the ages of one, two and three times firstLook, and then
+// at ages that grow by a constant factor, of which one more would exceed life.
 func newHints(life time.Duration) hints {
-	const rounding = 0.001
-	factor := math.Pow(float64(life)/float64(2*firstLook), 1/float64(maxLooks-1))
+	const timed, rounding = maxLooks - earlyLooks - 3, 0.001
+	factor := math.Pow(float64(life)/float64(3*firstLook), 1/float64(timed+1))
 	return hints{life: life, growth: max(factor-1+rounding, 0.4)}
 }
 
-// add takes a hint. Where there are too many the oldest is forgotten: it has
-// had most of its looks, and polling still finds its row.
-func (h *hints) add(v Version, at time.Time) {
+// add takes a hint and returns when to look for it. Where there are too many
+// the oldest is forgotten: it has had most of its looks, and polling still
+// finds its row.
+func (h *hints) add(v Version, now, due time.Time) time.Time {
 	if len(h.list) == maxHints {
 		h.list = slices.Delete(h.list, 0, 1)
 	}
-	h.list = append(h.list, hint{v, at})
+	x := hint{version: v, at: due}
+	if !due.After(now) && now.Sub(h.latest) >= earlyGap {
+		x.early = earlyLooks
+	}
+	h.latest = now
+	h.list = append(h.list, x)
+	return h.after(x)
 }
 
 // look records that a claim is being sent, and drops the hints whose last
 // look this is.
 func (h *hints) look(now time.Time) {
 	h.looked = now
+	for i := range h.list {
+		x := &h.list[i]
+		if x.early--; now.Sub(x.at) > earlyAge {
+			x.early = 0
+		}
+	}
 	h.list = slices.DeleteFunc(h.list, func(x hint) bool {
 		return h.after(x).Sub(x.at) > h.life
 	})
@@ -60,7 +84,10 @@ func (h *hints) look(now time.Time) {
 // after is when to look next for x.
 func (h *hints) after(x hint) time.Time {
 	age := h.looked.Sub(x.at)
-	if age <= 0 {
+	switch {
+	case x.early > 0:
+		return x.at
+	case age < 0:
 		return x.at.Add(firstLook)
 	}
 	pause := time.Duration(float64(age) * h.growth)

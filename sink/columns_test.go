@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -170,4 +171,28 @@ func testKeyType(t *testing.T, s *sink.Sink, one, two string) {
 	requireRow(t, s, live(two, 3))
 	_, err := s.Purge(t.Context(), 1)
 	require.NoError(t, err)
+}
+
+// The statement that the package documentation gives for tables which Options
+// cannot describe.
+func TestDocumentedStatementGuardsATableWithTwoKeyColumns(t *testing.T) {
+	if testing.Short() {
+		return
+	}
+	db := openPostgres(t, pgx.QueryExecModeCacheStatement)
+	_, err := db.Exec(`CREATE TABLE accounts (tenant bigint, id uuid, name text, version bigint, deleted_at timestamptz, PRIMARY KEY (tenant, id))`)
+	require.NoError(t, err)
+	for _, c := range []struct{ version, changed int64 }{{2, 1}, {1, 0}, {2, 0}, {3, 1}} {
+		result, err := db.Exec(`
+			INSERT INTO accounts AS have (tenant, id, name, version, deleted_at)
+			SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::text[], $4::bigint[], $5::timestamptz[])
+			ON CONFLICT (tenant, id) DO UPDATE
+			SET name = excluded.name, version = excluded.version, deleted_at = excluded.deleted_at
+			WHERE coalesce(have.version, 0) < excluded.version`,
+			[]int64{1}, []string{"0b0e7f9c-6a0c-4f0e-9f61-6f0c7b7f1e11"}, []string{"x"}, []int64{c.version}, []*time.Time{nil})
+		require.NoError(t, err)
+		changed, err := result.RowsAffected()
+		require.NoError(t, err)
+		require.Equal(t, c.changed, changed, "version %d", c.version)
+	}
 }

@@ -26,7 +26,7 @@ type Row struct {
 //	row, err := sink.JSON(e.Key, e.Version, e.Deleted, e.Value)
 //
 // The value of a deleted key is not encoded. It returns what json.Marshal does.
-func JSON[V ~int64](key string, version V, deleted bool, value any) (Row, error) {
+func JSON[V ~int64 | ~int](key string, version V, deleted bool, value any) (Row, error) {
 	row := Row{Key: key, Version: int64(version), Deleted: deleted}
 	if deleted {
 		return row, nil

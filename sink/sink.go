@@ -95,7 +95,7 @@ type Result struct {
 // key given twice keeps its highest version, a version given again changes
 // nothing.
 //
-// One statement writes up to 10,000 rows (SQLite: 8,000) or 16 MiB; a larger
+// One statement writes up to 10,000 rows (SQLite: 1,000) or 16 MiB; a larger
 // call is several. Every statement is its own transaction, so after an error,
 // or a context cancelled, some rows may have been written: call Apply again,
 // with the same rows or newer ones.

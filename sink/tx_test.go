@@ -104,7 +104,7 @@ func TestKeysAreLockedInOneOrder(t *testing.T) {
 	db := openPostgres(t, pgx.QueryExecModeCacheStatement)
 	s := newSink(t, db, dialect.Postgres(), sink.Options{})
 	var wg sync.WaitGroup
-	failed := make(chan error, 400)
+	failed := make(chan error, 8)
 	for w := range 8 {
 		wg.Go(func() {
 			for round := range 50 {
@@ -118,6 +118,7 @@ func TestKeysAreLockedInOneOrder(t *testing.T) {
 					return err
 				}); err != nil {
 					failed <- err
+					return
 				}
 			}
 		})

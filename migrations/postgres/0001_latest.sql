@@ -80,22 +80,60 @@ CREATE TABLE {t:channels} (
 ) WITH (fillfactor = 50);
 -- +goose StatementEnd
 
--- stage puts the newest values of keys, distinct and sorted, into the caller's transaction, and
--- answers with their versions in the order of the keys.
+-- stage_one puts the newest value of a key into the caller's transaction and answers with its version.
 --
 -- A version must grow in commit order for its key. In DO UPDATE it is drawn under the row's lock
 -- and does. In the plain insert it is drawn before our row is in the unique index: while we stalled,
--- another stager may have drawn a later one, committed, been published and deleted. So each new row
--- is compared, after the insert, with the last version drawn by anybody, and drawn again where that
--- has moved: by then nobody else can have the key. The comparison is a function call, made row by
--- row; a sub-select would be evaluated once.
+-- another stager may have drawn a later one, committed, been published and deleted. So a new row is
+-- compared, after the insert, with the last version drawn by anybody, and draws again if that has
+-- moved: by then nobody else can have the key. The second draw is an upsert too, since its way to
+-- the row, by the unique index, is the only one whatever the planner believes about the table.
+-- +goose StatementBegin
+CREATE FUNCTION {t:stage_one_1}(
+    p_channel text, p_key text, p_payload bytea, p_headers text, p_tombstone boolean, p_delay bigint, p_now bigint
+) RETURNS text
+LANGUAGE plpgsql VOLATILE
+AS $outbox$
+DECLARE
+    v_now     bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_due     bigint := CASE WHEN p_delay > 0 THEN (v_now + p_delay - 1) / p_delay * p_delay ELSE v_now END;
+    v_version bigint := nextval({s:seq}::regclass);
+    v_moved   boolean;
+BEGIN
+    INSERT INTO {t:entries} AS e (id, version, channel, key, payload, headers, tombstone, due, staged_at)
+    VALUES (v_version, v_version, p_channel, p_key, p_payload, p_headers, p_tombstone, v_due, v_now)
+    ON CONFLICT (channel, key) DO UPDATE SET
+        version    = nextval({s:seq}::regclass),
+        payload    = excluded.payload,
+        headers    = excluded.headers,
+        tombstone  = excluded.tombstone,
+        staged_at  = excluded.staged_at,
+        due        = CASE WHEN e.attempt = 0 THEN least(e.due, excluded.due) ELSE excluded.due END,
+        attempt    = 0,
+        last_error = ''
+    RETURNING e.version, e.xmax = 0 AND pg_sequence_last_value({s:seq}::regclass) IS DISTINCT FROM e.version
+    INTO v_version, v_moved;
+
+    IF v_moved THEN
+        INSERT INTO {t:entries} AS e (id, version, channel, key, payload, tombstone, due, staged_at)
+        VALUES (v_version, v_version, p_channel, p_key, '', p_tombstone, v_due, v_now)
+        ON CONFLICT (channel, key) DO UPDATE SET version = nextval({s:seq}::regclass)
+        RETURNING e.version INTO v_version;
+    END IF;
+    RETURN v_version;
+END
+$outbox$;
+-- +goose StatementEnd
+
+-- stage does the same for many keys, distinct and sorted, and answers with their versions in the
+-- order of the keys. The comparison is a function call, made row by row after each insert; a
+-- sub-select would be evaluated once for them all.
 -- +goose StatementBegin
 CREATE FUNCTION {t:stage_1}(
     p_channel text, p_keys text[], p_payloads bytea[], p_headers text[], p_tombstones boolean[],
     p_delay bigint, p_now bigint
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off
 AS $outbox$
 #variable_conflict use_column
 DECLARE
@@ -103,7 +141,7 @@ DECLARE
     v_due      bigint := CASE WHEN p_delay > 0 THEN (v_now + p_delay - 1) / p_delay * p_delay ELSE v_now END;
     v_keys     text[];
     v_versions bigint[];
-    v_moved    bigint[];
+    v_moved    text[];
 BEGIN
     WITH staged AS (
         INSERT INTO {t:entries} AS e (id, version, channel, key, payload, headers, tombstone, due, staged_at)
@@ -121,24 +159,22 @@ BEGIN
             due        = CASE WHEN e.attempt = 0 THEN least(e.due, excluded.due) ELSE excluded.due END,
             attempt    = 0,
             last_error = ''
-        RETURNING e.id, e.key, e.version,
+        RETURNING e.key, e.version,
             e.xmax = 0 AND pg_sequence_last_value({s:seq}::regclass) IS DISTINCT FROM e.version AS moved
     )
-    SELECT array_agg(s.key), array_agg(s.version), array_agg(s.id) FILTER (WHERE s.moved)
+    SELECT array_agg(s.key), array_agg(s.version), array_agg(s.key) FILTER (WHERE s.moved)
     INTO v_keys, v_versions, v_moved
     FROM staged AS s;
 
-    IF v_moved IS NOT NULL THEN
-        UPDATE {t:entries} AS e SET version = nextval({s:seq}::regclass) WHERE e.id = ANY (v_moved);
-    END IF;
     IF v_moved IS NOT NULL OR v_keys <> p_keys THEN -- nothing promises that RETURNING keeps the order
-        v_versions := ARRAY(
-            SELECT e.version FROM unnest(p_keys) WITH ORDINALITY AS i (key, ord)
-            CROSS JOIN LATERAL (
-                SELECT e.version FROM {t:entries} AS e WHERE e.channel = p_channel AND e.key = i.key OFFSET 0
-            ) AS e
-            ORDER BY i.ord
-        );
+        WITH drawn AS (
+            INSERT INTO {t:entries} AS e (id, version, channel, key, payload, tombstone, due, staged_at)
+            SELECT 0, 0, p_channel, m.key, '', false, v_due, v_now FROM unnest(v_moved) AS m (key)
+            ON CONFLICT (channel, key) DO UPDATE SET version = nextval({s:seq}::regclass)
+            RETURNING e.key, e.version
+        )
+        SELECT array_agg(coalesce(d.version, s.version) ORDER BY s.key COLLATE "C") INTO v_versions
+        FROM unnest(v_keys, v_versions) AS s (key, version) LEFT JOIN drawn AS d ON d.key = s.key COLLATE "C";
     END IF;
     RETURN array_to_string(v_versions, ',');
 END
@@ -425,6 +461,9 @@ DROP FUNCTION {t:claim_1};
 -- +goose StatementEnd
 -- +goose StatementBegin
 DROP FUNCTION {t:stage_1};
+-- +goose StatementEnd
+-- +goose StatementBegin
+DROP FUNCTION {t:stage_one_1};
 -- +goose StatementEnd
 -- +goose StatementBegin
 DROP TABLE {t:channels};

@@ -48,49 +48,51 @@ func waiting[T any](t testing.TB, l *outbox.Latest[T]) string {
 	return "Staged are: " + cmp.Or(strings.Join(names, ", "), "none")
 }
 
-// Bounds of Drain. Nothing that a test waits for takes as many rounds.
+// Bounds of Drain. No test that ends takes as many.
 const (
-	drainRounds    = 1000
-	drainFruitless = 50 // rounds in a row that publish nothing
+	drainPasses    = 2000
+	drainFruitless = 50 // passes in a row that tried entries and published none
 	drainStep      = time.Second
 	drainLongStep  = 30 * 24 * time.Hour // the longest delays are a year
 )
 
 // Drain publishes all that the relay's channels hold, and returns the sum of
-// what it did: it flushes r and, where entries are left that are due later,
-// moves the clock on and flushes again. c is the store's clock; with a nil c
-// time is not moved, so that every entry must be published at once. Drain
-// fails the test where an entry is never published, as when its publish
-// function always fails, and where the store does.
+// what it did. Where entries are left that are due later, it moves the clock
+// on. c is the store's clock; with a nil c time is not moved, so that every
+// entry must be published at once. Drain fails the test where entries are
+// never published, as when the publish function always fails, where it never
+// ends, as when the function always stages anew, and where the store fails.
 func Drain(t testing.TB, r *outbox.Relay, c *Clock) outbox.Pass {
 	t.Helper()
 	var total outbox.Pass
 	step, fruitless := drainStep, 0
-	for range drainRounds {
-		pass, err := r.Flush(t.Context())
+	for range drainPasses {
+		pass, err := r.RunOnce(t.Context())
 		if total = sum(total, pass); err != nil {
 			t.Fatalf("drain: %v", err)
 		}
-		left := remains(t, r)
-		if left == "" {
-			return total
-		}
-		if c == nil {
-			t.Fatalf("drain: without a clock to move, entries are left: %s", left)
-		}
-		if fruitless++; pass.Published > 0 {
+		switch {
+		case pass.Published > 0:
 			fruitless = 0
+			continue
+		case pass.Claimed > 0:
+			fruitless++
+			step = max(step/4, drainStep)
+		default: // steps grow until something comes due, however far away that is
+			step = min(2*step, drainLongStep)
 		}
-		if fruitless == drainFruitless {
-			t.Fatalf("drain: %d rounds published nothing: %s", fruitless, left)
-		}
-		// Steps grow until something comes due, however far away that is.
-		if step = min(2*step, drainLongStep); pass.Claimed > 0 {
-			step = drainStep
+		left := remains(t, r)
+		switch {
+		case left == "":
+			return total
+		case c == nil:
+			t.Fatalf("drain: without a clock to move, entries are left: %s", left)
+		case fruitless == drainFruitless:
+			t.Fatalf("drain: the last %d passes published nothing of what they tried: %s", fruitless, left)
 		}
 		c.Advance(step)
 	}
-	t.Fatalf("drain: %d rounds left something to publish: %s", drainRounds, remains(t, r))
+	t.Fatalf("drain: no end after %d passes: %s", drainPasses, remains(t, r))
 	return total
 }
 

@@ -187,7 +187,7 @@ func TestDrainFailsWhereNothingGetsThrough(t *testing.T) {
 		t.Errorf("without a clock, the failure is %q", got)
 	}
 	got = failure(t, func(t testing.TB) { outboxtest.Drain(t, o.relay, o.clock) })
-	if !strings.Contains(got, "50 rounds published nothing") || !strings.Contains(got, "no such table") {
+	if !strings.Contains(got, "50 passes published nothing") || !strings.Contains(got, "no such table") {
 		t.Errorf("with a clock, the failure is %q", got)
 	}
 }
@@ -200,7 +200,7 @@ func TestDrainFailsWhereWorkNeverEnds(t *testing.T) {
 	})
 	o.stage(t, "k")
 	got := failure(t, func(t testing.TB) { outboxtest.Drain(t, o.relay, o.clock) })
-	if !strings.Contains(got, "1000 rounds left something to publish") {
+	if !strings.Contains(got, "no end after 2000 passes: channel") {
 		t.Errorf("the failure is %q", got)
 	}
 }

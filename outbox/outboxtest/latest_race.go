@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/seed-2b36b211/sqloutbox/outbox"
 )
@@ -122,6 +123,9 @@ func (r *race) claimer(random *rand.Rand) {
 			continue
 		}
 		r.record(claimed.Rows)
+		if random.IntN(2) == 0 { // publishing takes its time, in which keys are staged again
+			time.Sleep(time.Duration(random.Int64N(int64(short / 25))))
+		}
 		ss := []outbox.Settlement{}
 		for _, row := range claimed.Rows {
 			ss = append(ss, []outbox.Settlement{

@@ -1,0 +1,38 @@
+# The modules of this repository: its own, and those kept apart from it.
+MODULES = $(shell find . -name go.mod -not -path '*/.*' -exec dirname {} \; | sort)
+
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+TIMEOUT = 15m# of one package's tests
+COUNT   = 20# how often stress runs each test
+RUN     = .# which tests stress runs
+
+.DEFAULT_GOAL = help
+.PHONY: help demo test test-short lint stress
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## see the outbox at work, in a moment and without any set-up
+	go run ./cmd/outbox demo
+
+test: ## vet and run all tests; sees to it that they have a Postgres
+	@for m in $(MODULES); do go -C $$m vet ./... || exit; done
+	@for m in $(MODULES); do scripts/postgres.sh go -C $$m test -race -timeout $(TIMEOUT) ./... || exit; done
+
+test-short: ## run the tests that need no Postgres
+	@for m in $(MODULES); do go -C $$m test -short -timeout $(TIMEOUT) ./... || exit; done
+
+lint: ## gofmt, go vet and staticcheck
+	@files=$$(gofmt -l .); [ -z "$$files" ] || { echo "gofmt would change:"; echo "$$files"; exit 1; }
+	@for m in $(MODULES); do go -C $$m vet ./... || exit; done
+	@for m in $(MODULES); do (cd $$m && go run $(STATICCHECK) ./...) || exit; done
+
+stress: ## run tests again and again under the race detector (COUNT=20 RUN=.)
+	scripts/postgres.sh go test -race -count=$(COUNT) -run '$(RUN)' -timeout 0 ./...
+
+ifneq ($(wildcard bench/go.mod),)
+.PHONY: bench
+bench: ## measure; see PERFORMANCE.md
+	scripts/postgres.sh go -C bench test -run '^$$' -bench . -timeout 0 ./...
+endif

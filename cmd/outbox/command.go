@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+)
+
+const description = `The database is named by --dsn, or by OUTBOX_DSN in the environment:
+
+  postgres://user:password@host:5432/app     a URL, or keywords: "host=... dbname=app"
+  /var/lib/app/app.db                        a SQLite file
+  file:app.db?_pragma=busy_timeout(5000)     a SQLite DSN, as the application opens it
+
+What libpq takes from the environment (PGPASSWORD, PGSSLMODE, ~/.pgpass ...) counts too.
+
+Exit codes: 0 all went well; 1 something failed, or problems were found;
+2 the command line is wrong; 130 interrupted.`
+
+func (a *app) command() *cli.Command {
+	root := &cli.Command{
+		Name:        "outbox",
+		Usage:       "install, watch and operate a transactional outbox in Postgres or SQLite",
+		Description: description,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "dsn", Usage: "the `database`; defaults to $OUTBOX_DSN"},
+			&cli.StringFlag{Name: "schema", Usage: "`schema` of the outbox's tables; defaults to public (SQLite: main)"},
+			&cli.StringFlag{Name: "prefix", Usage: "`prefix` of the names of its tables", Value: "outbox_"},
+			&cli.DurationFlag{Name: "timeout", Usage: "give up after this `duration`; 0: never", Value: 30 * time.Second},
+		},
+		Commands: []*cli.Command{
+			a.demoCommand(),
+			a.migrateCommand(),
+			a.statsCommand(),
+			a.doctorCommand(),
+			a.pauseCommand(),
+			a.resumeCommand(),
+			a.fenceCommand(),
+			a.versionCommand(),
+			a.relayCommand(),
+		},
+		EnableShellCompletion: true,
+		Reader:                a.stdin,
+		Writer:                a.stdout,
+		ErrWriter:             a.stderr,
+		ExitErrHandler:        func(context.Context, *cli.Command, error) {}, // run prints errors and exits
+	}
+	prepare(root)
+	return root
+}
+
+// prepare makes every command tell what is wrong with its arguments as a
+// usageError.
+func prepare(c *cli.Command) {
+	c.OnUsageError = func(_ context.Context, c *cli.Command, err error, _ bool) error {
+		return usagef("%s: %w", c.FullName(), err)
+	}
+	if c.Action == nil {
+		c.Action = group
+	} else {
+		c.HideHelpCommand = true // "help" may be the name of a channel
+		action, names := c.Action, strings.Fields(c.ArgsUsage)
+		c.Action = func(ctx context.Context, c *cli.Command) error {
+			if err := checkArgs(c, names); err != nil {
+				return err
+			}
+			return action(ctx, c)
+		}
+	}
+	for _, sub := range c.Commands {
+		prepare(sub)
+	}
+}
+
+// group is the action of a command that only holds others.
+func group(_ context.Context, c *cli.Command) error {
+	name := c.Args().First()
+	if name == "" {
+		if c.Root() == c {
+			return cli.ShowRootCommandHelp(c)
+		}
+		return cli.ShowSubcommandHelp(c)
+	}
+	hint := ""
+	if near := cli.SuggestCommand(c.VisibleCommands(), name); near != "" {
+		hint = fmt.Sprintf("; did you mean %q?", near)
+	}
+	return usagef("%s: there is no command %q%s", c.FullName(), name, hint)
+}
+
+// checkArgs compares the arguments of a command with the names of those that
+// it needs: "CHANNEL".
+func checkArgs(c *cli.Command, names []string) error {
+	switch given := c.Args(); {
+	case given.Len() < len(names):
+		return usagef("%s: %s is missing", c.FullName(), names[given.Len()])
+	case given.Len() > len(names) && len(names) == 0:
+		return usagef("%s: takes no argument, but was given %q; a database is named by --dsn", c.FullName(), given.First())
+	case given.Len() > len(names):
+		return usagef("%s: takes only %s, but was also given %q", c.FullName(), strings.Join(names, " "), given.Get(len(names)))
+	}
+	return nil
+}
+
+// limited returns ctx with the --timeout of c.
+func limited(ctx context.Context, c *cli.Command) (context.Context, context.CancelFunc) {
+	d := c.Duration("timeout")
+	if d <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("gave up after %s (--timeout)", d))
+}
+
+func jsonFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "json", Usage: "print JSON"}
+}

@@ -1,0 +1,225 @@
+package integration
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seed-2b36b211/sqloutbox/outbox"
+	"github.com/seed-2b36b211/sqloutbox/sqlstore"
+)
+
+// soon is a context that is cancelled at a random moment: before, within or
+// after a statement that takes some hundred microseconds.
+func soon() (context.Context, context.CancelFunc) {
+	d := upTo(200 * time.Microsecond)
+	switch rand.N(4) {
+	case 0:
+		d = upTo(3 * time.Millisecond)
+	case 1:
+		ctx, cancel := context.WithCancel(context.Background())
+		time.AfterFunc(d, cancel)
+		return ctx, cancel
+	}
+	return context.WithTimeout(context.Background(), d)
+}
+
+func isCancellation(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// TestG1CancelledStageLeavesNoStrayRows: a driver that rolls back behind the
+// caller's back would let what the caller writes next commit by itself.
+func TestG1CancelledStageLeavesNoStrayRows(t *testing.T) {
+	onBoth(t, func(t *testing.T, s *site) {
+		rounds := 3200
+		if s.postgres() {
+			rounds = 400 // each cancelled statement costs a connection
+		}
+		l := s.latest("orders")
+		want := map[string]bool{} // what was committed, by table and key
+		var cancelled, staged int
+		for i := range rounds {
+			ok, err := cancelledRound(s, l, i, want)
+			if !ok {
+				require.True(t, isCancellation(err), "%v", err)
+				cancelled++
+			} else {
+				staged++
+			}
+		}
+		got := map[string]bool{}
+		for _, id := range s.table(`SELECT 'app ' || id FROM app UNION ALL SELECT 'entry ' || key FROM {t:entries}`) {
+			got[id] = true
+		}
+		require.Equal(t, want, got)
+		require.Greater(t, cancelled, rounds/20, "the contexts were cancelled too late to show anything")
+		require.Greater(t, staged, rounds/20, "the contexts were cancelled too early to show anything")
+	})
+}
+
+// cancelledRound stages under a context that ends at any time, writes on
+// regardless, and commits or rolls back. It tells whether staging worked.
+func cancelledRound(s *site, l *outbox.Latest[string], i int, want map[string]bool) (bool, error) {
+	tx, err := s.db.BeginTx(context.Background(), nil)
+	require.NoError(s.t, err)
+	defer tx.Rollback()
+	insert := func(id string) error {
+		_, err := tx.Exec(`INSERT INTO app VALUES ($1, 'note')`, id)
+		return err
+	}
+	before, after, keys := fmt.Sprint(i, " before"), fmt.Sprint(i, " after"), []string{fmt.Sprint(i, " a"), fmt.Sprint(i, " b"), fmt.Sprint(i, " c")}
+	require.NoError(s.t, insert(before))
+	ctx, cancel := soon()
+	defer cancel()
+	var stageErr error
+	if i%2 == 0 {
+		keys = keys[:1]
+		_, stageErr = l.Stage(ctx, tx, keys[0], "value")
+	} else {
+		_, stageErr = l.StageMany(ctx, tx, []outbox.Item[string]{{Key: keys[0]}, {Key: keys[1]}, {Key: keys[2]}})
+	}
+	<-ctx.Done() // whatever the driver does about it, it does now
+	wroteOn := insert(after)
+	if !s.postgres() {
+		require.NoError(s.t, wroteOn, "the transaction was lost")
+	}
+	if i%3 == 0 {
+		if tx.Commit() == nil {
+			want["[app "+before+"]"] = true
+			if wroteOn == nil {
+				want["[app "+after+"]"] = true
+			}
+			for _, key := range keys {
+				if stageErr == nil {
+					want["[entry "+key+"]"] = true
+				}
+			}
+		} else {
+			require.True(s.t, s.postgres(), "SQLite could not commit")
+		}
+	}
+	return stageErr == nil, stageErr
+}
+
+// TestG1CancelledRelayCallsLeaveThePoolClean is field case S74: no connection
+// stays in a transaction, and a plain write still works.
+func TestG1CancelledRelayCallsLeaveThePoolClean(t *testing.T) {
+	onBoth(t, func(t *testing.T, s *site) {
+		loops := 10_000
+		if s.postgres() {
+			loops = 500
+		}
+		const connections = 4
+		db := s.open()
+		db.SetMaxOpenConns(connections)
+		db.SetMaxIdleConns(connections)
+		store, err := sqlstore.New(db, s.dialect, sqlstore.Options{})
+		require.NoError(t, err)
+		s.stageMany(s.latest("orders"), "k", 20)
+
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		var cancelled, worked int
+		for range 2 {
+			wg.Go(func() {
+				for range loops / 2 {
+					ctx, cancel := soon()
+					err := someRelayCall(ctx, store)
+					cancel()
+					mu.Lock()
+					if err != nil {
+						cancelled++
+					} else {
+						worked++
+					}
+					mu.Unlock()
+					if err != nil && !isCancellation(err) {
+						t.Errorf("a cancelled call does not say so: %v", err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		require.Greater(t, cancelled, loops/20)
+		require.Greater(t, worked, loops/20)
+		requireClean(t, s, db, connections)
+		require.Equal(t, 20, s.count(`SELECT count(*) FROM {t:entries}`))
+	})
+}
+
+// someRelayCall makes one call of a relay, whose rows stay.
+func someRelayCall(ctx context.Context, store *sqlstore.Store) error {
+	ch := latestChannel("orders")
+	row := outbox.Row{ID: 1, Version: 1, Token: 1}
+	switch rand.N(8) {
+	case 0:
+		_, err := store.Settle(ctx, ch, []outbox.Settlement{{Row: row, Outcome: outbox.OutcomeRetry}})
+		return err
+	case 1:
+		_, err := store.Extend(ctx, ch, []outbox.Row{row}, time.Second)
+		return err
+	case 2:
+		_, err := store.Look(ctx, []outbox.Channel{ch, latestChannel("other")})
+		return err
+	case 3:
+		if err := store.DiscardRow(ctx, "orders", "missing", 1); !errors.Is(err, outbox.ErrNotFound) {
+			return err
+		}
+		return nil
+	case 4:
+		return store.Outage(ctx, latestChannel("down"), rand.N(2) == 0, "test")
+	}
+	claimed, err := store.ClaimRows(ctx, outbox.Claim{Channel: "orders", Limit: 3, Lease: time.Millisecond, Full: true})
+	if err != nil || len(claimed.Rows) == 0 {
+		return err
+	}
+	ss := make([]outbox.Settlement, len(claimed.Rows))
+	for i, r := range claimed.Rows {
+		ss[i] = outbox.Settlement{Row: r, Outcome: outbox.OutcomeRetry}
+	}
+	_, err = store.Settle(ctx, ch, ss)
+	return err
+}
+
+// requireClean takes every connection of a pool and makes sure that none is in
+// a transaction, and that each can write.
+func requireClean(t *testing.T, s *site, db *sql.DB, connections int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var conns []*sql.Conn
+	for range connections {
+		conn, err := db.Conn(ctx)
+		require.NoError(t, err)
+		defer conn.Close()
+		conns = append(conns, conn)
+	}
+	for i, conn := range conns {
+		if s.postgres() {
+			require.Equal(t, []string{"[<nil>]"}, tableOf(t, conn, `SELECT pg_current_xact_id_if_assigned()::text`))
+		} else {
+			_, err := conn.ExecContext(ctx, `BEGIN IMMEDIATE`) // refused inside a transaction
+			require.NoError(t, err)
+			_, err = conn.ExecContext(ctx, `ROLLBACK`)
+			require.NoError(t, err)
+		}
+		began := time.Now()
+		_, err := conn.ExecContext(ctx, `INSERT INTO app VALUES ($1, 'plain write')`, fmt.Sprint("connection ", i))
+		require.NoError(t, err)
+		require.Less(t, time.Since(began), 3*time.Second)
+	}
+	if s.postgres() {
+		require.Zero(t, s.count(`SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND state LIKE 'idle in transaction%' AND pid <> pg_backend_pid()`))
+	}
+	require.Equal(t, connections, s.count(`SELECT count(*) FROM app`))
+}
