@@ -30,9 +30,3 @@ lint: ## gofmt, go vet and staticcheck
 
 stress: ## run tests again and again under the race detector (COUNT=20 RUN=.)
 	scripts/postgres.sh go test -race -count=$(COUNT) -run '$(RUN)' -timeout 0 ./...
-
-ifneq ($(wildcard bench/go.mod),)
-.PHONY: bench
-bench: ## measure; see PERFORMANCE.md
-	scripts/postgres.sh go -C bench test -run '^$$' -bench . -timeout 0 ./...
-endif

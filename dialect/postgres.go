@@ -253,18 +253,19 @@ func (postgres) classify(err error) Fault {
 
 func (postgres) check(ctx context.Context, db *sql.DB, d Dialect) ([]Finding, error) {
 	var version int
-	var recovering bool
+	var recovering, readOnly bool
 	var isolation, commit, fsync string
 	err := db.QueryRowContext(ctx, `
-		SELECT current_setting('server_version_num')::integer, pg_is_in_recovery(),
+		SELECT current_setting('server_version_num')::integer, pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
 			current_setting('default_transaction_isolation'), current_setting('synchronous_commit'), current_setting('fsync')`,
-	).Scan(&version, &recovering, &isolation, &commit, &fsync)
+	).Scan(&version, &recovering, &readOnly, &isolation, &commit, &fsync)
 	if err != nil {
 		return nil, err
 	}
 	var fs findings
 	fs.fault(version < 120000, "postgres %d is too old: 12 or later is needed", version/10000)
 	fs.fault(recovering, "the server is a read-only replica: connect to the primary")
+	fs.fault(readOnly && !recovering, "transactions are read-only: set default_transaction_read_only to off for the database and the role")
 	fs.warn(isolation != "read committed", "default_transaction_isolation is %q: relays will repeat statements that fail with 40001; "+
 		"set it to 'read committed' for their role", isolation)
 	fs.warn(commit == "off", "synchronous_commit is off: what was committed in the last moments before a crash is lost, "+

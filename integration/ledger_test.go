@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,6 +29,16 @@ func onlyPostgres(t *testing.T, test func(t *testing.T, s *site)) {
 
 func onlySQLite(t *testing.T, test func(t *testing.T, s *site)) {
 	t.Run("sqlite", func(t *testing.T) { test(t, onSQLite(t)) })
+}
+
+// onBothUnsynced is onBoth for tests of thousands of commits, whose subject is
+// not what a power cut leaves of them.
+func onBothUnsynced(t *testing.T, test func(t *testing.T, s *site)) {
+	t.Run("sqlite", func(t *testing.T) {
+		dsn := dialect.SQLiteDSN(filepath.Join(t.TempDir(), "app.db"))
+		test(t, newSite(t, dialect.SQLite(), "sqlite", strings.Replace(dsn, "synchronous(FULL)", "synchronous(OFF)", 1)))
+	})
+	onlyPostgres(t, test)
 }
 
 // ledger keeps what was committed for each key, in the order of the commits.

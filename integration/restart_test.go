@@ -25,11 +25,11 @@ type traffic struct {
 	stop atomic.Bool
 	wg   sync.WaitGroup
 
-	mu       sync.Mutex
-	answers  map[string]error // of the commit of each key; nil: it took effect
-	unknown  int              // commits whose answer was lost
-	hot      []outbox.Version // of one key that every transaction stages, as acknowledged
-	hotUnder sync.Mutex       // held from before that key is staged until after the commit
+	mu      sync.Mutex
+	answers map[string]error // of the transaction of each key; nil: it took effect
+	commits int              // acknowledged
+	unknown int              // whose answer was lost
+	hot     []outbox.Version // of a key that the first writer stages every time, as acknowledged
 }
 
 func (s *site) traffic(writers int) *traffic {
@@ -38,7 +38,7 @@ func (s *site) traffic(writers int) *traffic {
 	for w := range writers {
 		tr.wg.Go(func() {
 			for n := 0; !tr.stop.Load(); n++ {
-				tr.write(l, fmt.Sprintf("%d-%d", w, n))
+				tr.write(l, fmt.Sprintf("%d-%d", w, n), w == 0)
 			}
 		})
 	}
@@ -46,32 +46,30 @@ func (s *site) traffic(writers int) *traffic {
 	return tr
 }
 
-func (tr *traffic) write(l *outbox.Latest[string], key string) {
+func (tr *traffic) write(l *outbox.Latest[string], key string, hot bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	var hot outbox.Version
-	tr.hotUnder.Lock()
+	var version outbox.Version
 	err := tr.s.store.Transact(ctx, nil, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, `INSERT INTO app (id, note) VALUES ($1, 'x')`, key); err != nil {
-			return err
+		_, err := tx.ExecContext(ctx, `INSERT INTO app (id, note) VALUES ($1, 'x')`, key)
+		if err == nil {
+			_, err = l.Stage(ctx, tx, key, "x")
 		}
-		if _, err := l.Stage(ctx, tx, key, "x"); err != nil {
-			return err
+		if err == nil && hot {
+			version, err = l.Stage(ctx, tx, "hot", key)
 		}
-		var err error
-		hot, err = l.Stage(ctx, tx, "hot", key)
 		return err
 	})
-	if err == nil {
-		tr.mu.Lock()
-		tr.hot = append(tr.hot, hot)
-		tr.mu.Unlock()
-	}
-	tr.hotUnder.Unlock()
 	tr.mu.Lock()
 	tr.answers[key] = err
-	if errors.Is(err, outbox.ErrCommit) {
+	switch {
+	case errors.Is(err, outbox.ErrCommit):
 		tr.unknown++
+	case err == nil:
+		tr.commits++
+		if hot {
+			tr.hot = append(tr.hot, version)
+		}
 	}
 	tr.mu.Unlock()
 	if err != nil {
@@ -88,7 +86,7 @@ func (tr *traffic) end() {
 func (tr *traffic) acknowledged() int {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	return len(tr.hot)
+	return tr.commits
 }
 
 // check compares the commits' answers with what is in the database and with
@@ -97,6 +95,7 @@ func (tr *traffic) check(w *witness) {
 	t := tr.s.t
 	t.Helper()
 	tr.end()
+	tr.s.db = tr.s.open() // the old pool's connections were cut
 	eventually(t, "all to be published and settled", tr.s.empty)
 	newest := w.newest()
 	written := map[string]bool{}
@@ -120,7 +119,7 @@ func (tr *traffic) check(w *witness) {
 		require.Greater(t, tr.hot[i], tr.hot[i-1], "versions grow in the order of commits")
 	}
 	require.GreaterOrEqual(t, newest["hot"], tr.hot[len(tr.hot)-1])
-	t.Logf("%d commits, %d with an unknown outcome, %d published", len(tr.hot), tr.unknown, w.len())
+	t.Logf("%d commits, %d more with an unknown outcome, %d published", tr.commits, tr.unknown, w.len())
 }
 
 // A server that dies as by a power cut, again and again, under writers and a
@@ -177,7 +176,7 @@ func TestG7DatabaseAwayIsAskedSeldom(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	const away = 4 * time.Second
+	const away = 2500 * time.Millisecond
 	cluster := pgtest.Start(t, pgtest.Options{})
 	s := newSite(t, dialect.Postgres(), "pgx", cluster.DSN())
 	l := s.latest("")
@@ -192,15 +191,16 @@ func TestG7DatabaseAwayIsAskedSeldom(t *testing.T) {
 	failed, lines := book.count(outbox.EventTrouble), len(book.noise())
 	require.NoError(t, cluster.Start())
 	back := time.Now()
+	s.db = s.open()
 	s.stage(l, "after", "x")
 	eventually(t, "the relay to go on", func() bool { return w.len() == 2 })
 	require.Less(t, time.Since(back), 10*time.Second+slack, "within the longest pause")
 
 	require.NotZero(t, failed)
-	require.Less(t, failed, 25, "pauses grow from 100 ms to 10 s, for looks and for claims")
+	require.Less(t, failed, 20, "pauses grow from 100 ms to 10 s, for looks and for claims")
 	require.NotZero(t, lines)
 	require.LessOrEqual(t, lines, 8)
-	require.NotEmpty(t, book.grep("store call works again"))
+	eventually(t, "the log to say so", func() bool { return len(book.grep("store call works again")) > 0 })
 	require.NoError(t, stop())
 }
 
@@ -248,21 +248,18 @@ func TestG7ReadOnlyDatabaseIsWaitedFor(t *testing.T) {
 	s.stage(l, "before", "x")
 	eventually(t, "the first value", func() bool { return w.len() == 1 })
 
-	tx := s.begin()
-	_, err := l.Stage(t.Context(), tx, "k", "x")
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit())
 	readOnly("on")
 	fresh, err := sqlstore.New(s.open(), s.dialect, sqlstore.Options{})
 	require.NoError(t, err)
 	require.ErrorContains(t, fresh.Check(t.Context()), "read-only")
-	tx, err = s.open().BeginTx(t.Context(), nil)
+	tx, err := s.open().BeginTx(t.Context(), nil)
 	require.NoError(t, err)
 	_, err = l.Stage(t.Context(), tx, "k", "y")
 	require.ErrorContains(t, err, "connect to the primary")
 	require.NoError(t, tx.Rollback())
 
 	readOnly("off")
+	s.db = s.open()
 	s.stage(l, "after", "x")
 	eventually(t, "the relay to go on", func() bool { return len(w.of("after")) == 1 && s.empty() })
 	require.NoError(t, stop())

@@ -4,24 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 )
 
 // A batch is what one claim gave, until it is settled.
 type batch struct {
-	c        *channel
-	rows     []Row
-	probe    bool // the store asks whether the destination is up
-	trial    bool // so does this relay
-	hold     hold
-	locked   []Row // found locked by an extension, and kept from being published twice
-	isLocked map[int64]bool
-	job      job
-	verdict  verdict
-	began    time.Time // of the publication
-	cut      context.CancelCauseFunc
-	state    atomic.Int32
+	c         *channel
+	rows      []Row
+	probe     bool // the store asks whether the destination is up
+	trial     bool // so does this relay
+	hold      hold
+	avoided   []Row // kept from being published once more meanwhile
+	isAvoided map[int64]bool
+	job       job
+	verdict   verdict
+	began     time.Time // of the publication
+	cut       context.CancelCauseFunc
+	state     atomic.Int32
 }
 
 // The call of user code: whoever changes it from running knows that the other
@@ -71,16 +72,17 @@ func (b *batch) process(n *run) tally {
 	b.job = b.c.prepare(b.rows)
 	end := b.publish(n)
 	hung = end.hung
-	b.c.let(b.locked)
+	b.c.let(b.avoided)
 	v := b.job.judge(end, b.c.backoff)
 	b.verdict = v
 	b.c.learn(b, v, end)
 	b.report(n, v, end)
 	b.reportDestination(n, v, end)
-	if errors.Is(end.cause, errShutdown) {
+	settled := b.settle(n, v)
+	if errors.Is(end.cause, errShutdown) && settled.left == 0 {
 		n.leave(b.c.name, v.failed, end.reason())
 	}
-	t.add(b.settle(n, v))
+	t.add(settled)
 	return t
 }
 
@@ -93,27 +95,13 @@ func giveBack(rows []Row, delay time.Duration) verdict {
 	return v
 }
 
-// setAside gives back the rows whose keys this relay is still publishing
-// although their leases have lapsed: a key has one call at a time, and one
-// that hangs must not take slot after slot. Other relays are free to.
-func (b *batch) setAside(n *run) tally {
-	free, taken := b.c.apart(b.rows)
-	if len(taken) == 0 {
-		return tally{}
-	}
-	t := b.settle(n, giveBack(taken, jitter(asidePause)))
-	b.rows, b.hold.live = free, free
-	return t
-}
-
-// asidePause is how long such rows are not due.
-const asidePause = 5 * time.Second
-
 // report tells people and metrics how a publication went.
 func (b *batch) report(n *run, v verdict, end ending) {
 	r, ch := b.c.r, b.c.name
 	took := time.Since(b.began)
-	r.observe(Event{Kind: EventPublish, Channel: ch, Rows: len(b.rows) - v.broken, Duration: took, Err: end.reason()})
+	if len(b.rows) > v.broken {
+		r.observe(Event{Kind: EventPublish, Channel: ch, Rows: len(b.rows) - v.broken, Duration: took, Err: end.reason()})
+	}
 	if v.failed > 0 {
 		r.observe(Event{Kind: EventRetry, Channel: ch, Rows: v.failed, Delay: v.soonest, Err: v.cause})
 	}
@@ -148,14 +136,15 @@ func (b *batch) logFailed(v verdict, end ending, took time.Duration) {
 	b.c.r.log.Warn("outbox: publishing failed, trying again", args...)
 }
 
+// logUnread names the first of the rows that cannot be read; List and the last
+// error of each tell of the others.
 func (b *batch) logUnread(v verdict) {
-	for i := range v.ss {
-		if s := &v.ss[i]; s.Error == errorText(v.unread) {
-			b.c.r.log.Error("outbox: entry cannot be read, discard or repair it",
-				"channel", b.c.name.Name, "key", s.Row.Key, "version", int64(s.Row.Version), "entries", v.broken, "error", s.Error)
-			return
-		}
+	if ok, _ := b.c.unread.allow(time.Now()); !ok {
+		return
 	}
+	s := v.ss[slices.IndexFunc(v.ss, func(s Settlement) bool { return s.Error == errorText(v.unread) })]
+	b.c.r.log.Error("outbox: entry cannot be read, discard or repair it",
+		"channel", b.c.name.Name, "key", s.Row.Key, "version", int64(s.Row.Version), "entries", v.broken, "error", s.Error)
 }
 
 // reportDestination tells the store whether the destination is up, where the

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"errors"
 	"sync"
 	"time"
 )
@@ -14,6 +13,7 @@ type channel struct {
 	o       PublishOptions
 	backoff backoffFunc
 	failed  throttle      // of log lines about failed publications
+	unread  throttle      // and about entries that cannot be read
 	wake    chan struct{} // makes the loop think again
 	late    chan struct{} // bounds settlements that go on behind the slots
 
@@ -205,80 +205,6 @@ func (c *channel) release() {
 	c.signal()
 }
 
-// abandon counts a publication that goes on although its context has ended;
-// its slot stays taken. False: it has returned just now.
-func (c *channel) abandon(b *batch) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !b.state.CompareAndSwap(callRunning, callAbandoned) {
-		return false
-	}
-	c.hung++
-	c.avoids(b.rows, 1)
-	return true
-}
-
-// avoids keeps the keys of rows from being published by this relay (by 1), or
-// lets them go again (by -1).
-func (c *channel) avoids(rows []Row, by int) {
-	if c.avoid == nil {
-		c.avoid = map[string]int{}
-	}
-	for _, r := range rows {
-		if c.avoid[r.Key] += by; c.avoid[r.Key] == 0 {
-			delete(c.avoid, r.Key)
-		}
-	}
-}
-
-// keep avoids the keys of rows until let.
-func (c *channel) keep(rows []Row) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.avoids(rows, 1)
-}
-
-func (c *channel) let(rows []Row) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.avoids(rows, -1)
-}
-
-// apart tells the rows that may be published from those to avoid.
-func (c *channel) apart(rows []Row) (free, taken []Row) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.avoid) == 0 {
-		return rows, nil
-	}
-	for _, r := range rows {
-		if c.avoid[r.Key] > 0 {
-			taken = append(taken, r)
-		} else {
-			free = append(free, r)
-		}
-	}
-	return free, taken
-}
-
-// returned gives back the slot of a publication that was abandoned.
-func (c *channel) returned(b *batch) {
-	c.mu.Lock()
-	c.hung--
-	c.avoids(b.rows, -1)
-	c.mu.Unlock()
-	c.release()
-	c.r.log.Info("outbox: publish function that ignored its cancelled context has returned",
-		"channel", c.name.Name, "after", time.Since(b.began).Round(time.Millisecond))
-	c.r.observe(Event{Kind: EventReturned, Channel: c.name, Rows: len(b.rows), Duration: time.Since(b.began)})
-}
-
-func (c *channel) hungCount() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.hung
-}
-
 // claimAt asks for a claim at a time.
 func (c *channel) claimAt(at time.Time) {
 	c.mu.Lock()
@@ -289,86 +215,9 @@ func (c *channel) claimAt(at time.Time) {
 	c.signal()
 }
 
-// hinted tells the channel that a version was staged and when it falls due.
-func (c *channel) hinted(v Version, now, due time.Time) {
-	c.mu.Lock()
-	at := c.hints.add(v, now, due)
-	wake := c.free() && c.barred(at).Before(c.sleeping) // zero where awake
-	c.mu.Unlock()
-	if wake {
-		c.signal()
-	}
-}
-
-// wakeUp asks for a claim at once. The store was told to look: a pause that it
-// had may be over.
-func (c *channel) wakeUp() {
-	c.mu.Lock()
-	c.now, c.paused = true, time.Time{}
-	c.mu.Unlock()
-	c.signal()
-}
-
-// hinted is what the store calls when something was staged.
-func (r *Relay) hinted(h Hint) {
-	now := time.Now()
-	for _, c := range r.channels {
-		switch {
-		case h.Channel != (Channel{}) && h.Channel != c.name:
-		case h.Version == 0 || h.Channel == (Channel{}):
-			c.wakeUp()
-		default:
-			c.hinted(h.Version, now, now.Add(h.Wait))
-		}
-	}
-}
-
-// learn lets what became of a batch decide how fast the channel goes on.
-func (c *channel) learn(b *batch, v verdict, end ending) {
-	now := time.Now()
-	c.mu.Lock()
-	var pause time.Duration
-	var resumed bool
-	switch {
-	case v.down != nil:
-		// The store holds the claims back; ask it before the next one.
-		c.health.ramp()
-		c.paused = now.Add(c.r.o.PollInterval)
-	case v.done > 0:
-		resumed = c.health.succeeded(c.o.BatchSize)
-	case end.ours():
-	case v.failed > 0 && (v.fresh || b.trial), v.hasty:
-		pause = c.health.failed(now, b.trial)
-		c.now = c.now || pause > 0 // try when the pause is over
-	}
-	c.mu.Unlock()
-	c.signal()
-	if pause > 0 {
-		c.r.log.Warn("outbox: batches keep failing, channel slowed",
-			"channel", c.name.Name, "pause", pause.Round(time.Millisecond), "error", errorText(v.cause))
-		c.r.observe(Event{Kind: EventSlow, Channel: c.name, Delay: pause, Err: v.cause})
-	}
-	if resumed {
-		c.r.log.Info("outbox: publishing works again", "channel", c.name.Name)
-		c.r.observe(Event{Kind: EventResume, Channel: c.name})
-	}
-}
-
-// slow pauses the channel in this relay: its destination is down and the store
-// cannot be told.
-func (c *channel) slow() {
-	c.mu.Lock()
-	c.health.pause(time.Now())
-	c.now = true
-	c.mu.Unlock()
-	c.signal()
-}
-
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}
 	return b
 }
-
-var errNoSlot = errors.New("all publications ignore their cancelled contexts")

@@ -23,7 +23,7 @@ func (g gate) enter(ctx context.Context) (leave func(), err error) {
 	case g.work <- struct{}{}:
 		return g.leaveWork, nil
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, ctx.Err()
 	}
 }
 
@@ -35,7 +35,7 @@ func (g gate) enterExtend(ctx context.Context) (leave func(), err error) {
 	case g.work <- struct{}{}:
 		return g.leaveWork, nil
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, ctx.Err()
 	}
 }
 

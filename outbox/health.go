@@ -12,9 +12,10 @@ const slowAfter = 3
 // then publishes a single row to find out. When a row gets through, batches
 // grow again from one row, one at a time, up to their full size.
 //
-// A batch counts as failed when none of its rows was acknowledged and one of
-// them was at its first attempt. Rows tried again are slowed by their own
-// backoff: one key that fails for ever must not slow the others.
+// A batch counts as failed when none of its rows was acknowledged, or refused
+// for good, and one of them was at its first attempt. Rows tried again are
+// slowed by their own backoff: one key that fails for ever must not slow the
+// others.
 type health struct {
 	failures int       // in a row
 	pauses   int       // since a row last got through
@@ -70,4 +71,45 @@ func (h *health) pause(now time.Time) time.Duration {
 	d := defaultBackoff(h.pauses)
 	h.until = now.Add(d)
 	return d
+}
+
+// learn lets what became of a batch decide how fast the channel goes on.
+func (c *channel) learn(b *batch, v verdict, end ending) {
+	now := time.Now()
+	c.mu.Lock()
+	var pause time.Duration
+	var resumed bool
+	switch {
+	case v.down != nil:
+		// The store holds the claims back; ask it before the next one.
+		c.health.ramp()
+		c.paused = now.Add(c.r.o.PollInterval)
+	case v.answered:
+		resumed = c.health.succeeded(c.o.BatchSize)
+	case end.ours():
+	case v.failed > 0 && (v.fresh || b.trial), v.hasty:
+		pause = c.health.failed(now, b.trial)
+		c.now = c.now || pause > 0 // try when the pause is over
+	}
+	c.mu.Unlock()
+	c.signal()
+	if pause > 0 {
+		c.r.log.Warn("outbox: batches keep failing, channel slowed",
+			"channel", c.name.Name, "pause", pause.Round(time.Millisecond), "error", errorText(v.cause))
+		c.r.observe(Event{Kind: EventSlow, Channel: c.name, Delay: pause, Err: v.cause})
+	}
+	if resumed {
+		c.r.log.Info("outbox: publishing works again", "channel", c.name.Name)
+		c.r.observe(Event{Kind: EventResume, Channel: c.name})
+	}
+}
+
+// slow pauses the channel in this relay: its destination is down and the store
+// cannot be told.
+func (c *channel) slow() {
+	c.mu.Lock()
+	c.health.pause(time.Now())
+	c.now = true
+	c.mu.Unlock()
+	c.signal()
 }

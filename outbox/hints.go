@@ -42,8 +42,8 @@ type hint struct {
 }
 
 // newHints chooses the growth so that a hint costs at most maxLooks: the early
-// ones, one each at the ages of one, two and three times firstLook, and then
-// at ages that grow by a constant factor, of which one more would exceed life.
+// ones, three at the shortest pause, and then some at ages that grow by a
+// constant factor, of which one more would exceed life.
 func newHints(life time.Duration) hints {
 	const timed, rounding = maxLooks - earlyLooks - 3, 0.001
 	factor := math.Pow(float64(life)/float64(3*firstLook), 1/float64(timed+1))
@@ -120,3 +120,68 @@ func (h *hints) seen(rows []Row) {
 }
 
 func (h *hints) clear() { h.list = h.list[:0] }
+
+// hinted tells the channel that a version was staged and when it falls due.
+func (c *channel) hinted(v Version, now, due time.Time) {
+	c.mu.Lock()
+	at := c.hints.add(v, now, due)
+	wake := c.free() && c.barred(at).Before(c.sleeping) // zero where awake
+	c.mu.Unlock()
+	if wake {
+		c.signal()
+	}
+}
+
+// wakeUp asks for a claim at once. A pause that the store had may be over.
+func (c *channel) wakeUp() {
+	c.mu.Lock()
+	c.now, c.paused = true, time.Time{}
+	c.mu.Unlock()
+	c.signal()
+}
+
+// expecting reports whether a hint's row has not been seen.
+func (c *channel) expecting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.hints.list) > 0
+}
+
+// hinted is what the store calls when something was staged.
+func (r *Relay) hinted(h Hint) {
+	if h.Channel == (Channel{}) {
+		r.wakeUp()
+		return
+	}
+	for _, c := range r.channels {
+		switch {
+		case c.name != h.Channel:
+		case h.Version == 0:
+			c.wakeUp()
+		default:
+			now := time.Now()
+			c.hinted(h.Version, now, now.Add(h.Wait))
+		}
+	}
+}
+
+// wakeUp makes every channel look at once: something was committed. Where it
+// was is known from the hints; the other channels share one look, so that a
+// commit costs two statements and not one for each channel.
+func (r *Relay) wakeUp() {
+	ask := false
+	for _, c := range r.channels {
+		if len(r.channels) == 1 || c.expecting() {
+			c.wakeUp()
+		} else {
+			ask = true
+		}
+	}
+	if !ask {
+		return
+	}
+	select {
+	case r.asked <- struct{}{}:
+	default:
+	}
+}

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -174,7 +175,33 @@ func TestWakeLooksAtEveryChannelAtOnce(t *testing.T) {
 		g.store.hint(Hint{})
 		synctest.Wait()
 		require.Len(t, g.published(), 2)
-		require.Equal(t, 2, g.store.count("claim"), "one look each")
+		require.Equal(t, 2, g.store.count("claim"))
+		require.Equal(t, 2, g.store.count("look"), "one for both")
+		require.NoError(t, g.stop())
+	})
+}
+
+func TestWakeClaimsAtOnceWhereSomethingWasStaged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		g := newRig(t, RelayOptions{}, PublishOptions{}, nil)
+		as := []Attachment{g.latest.Publisher(g.record(nil), PublishOptions{})}
+		for _, k := range keys(50) {
+			as = append(as, g.channel(k).Publisher(g.record(nil), PublishOptions{}))
+		}
+		g.relay = g.newRelay(RelayOptions{}, as...)
+		g.start()
+		for i := range 100 {
+			time.Sleep(100 * time.Microsecond) // close together: no early looks
+			tx := g.store.begin()
+			_, err := g.latest.StageIn(t.Context(), tx, Item[string]{Key: fmt.Sprint(i)})
+			require.NoError(t, err)
+			tx.commit()
+			g.store.hint(Hint{})
+			synctest.Wait()
+			require.Equal(t, 1, g.times(fmt.Sprint(i)))
+		}
+		require.LessOrEqual(t, g.store.count("claim"), 100+earlyLooks)
+		require.LessOrEqual(t, g.store.count("look"), 3, "wakes share looks")
 		require.NoError(t, g.stop())
 	})
 }

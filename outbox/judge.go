@@ -58,6 +58,7 @@ type verdict struct {
 	released int          // given back, the attempt not counted
 	broken   int          // cannot be read; not among failed
 	fresh    bool         // a row failed at its first attempt
+	answered bool         // a row got through, or was refused for good
 	down     error        // the destination is down, and why
 	hasty    bool         // a row that was deferred is due again at once
 	unknown  bool         // a failure that does not tell whether the destination answered
@@ -103,7 +104,7 @@ func judge(rows []Row, ms []mark, end ending, backoff backoffFunc) verdict {
 		case whole != nil:
 			v.fails(s, whole, backoff)
 		default:
-			s.Outcome = OutcomeDone
+			s.Outcome, v.answered = OutcomeDone, true
 			v.done++
 		}
 	}
@@ -170,6 +171,7 @@ func (v *verdict) fails(s *Settlement, f *fault, backoff backoffFunc) {
 	default:
 		s.Outcome, s.Delay = OutcomeRetry, f.wait(s.Row.Attempt, backoff)
 		v.unknown = v.unknown || f.class == ClassUnknown
+		v.answered = v.answered || f.class == ClassPermanent
 		v.fresh = v.fresh || s.Row.Attempt <= 1
 	}
 	if s.Outcome == OutcomeRelease {

@@ -101,7 +101,9 @@ func (b *batch) extended(rows []Row, results []Result) {
 		}
 	}
 	b.hold.busy = busy
-	b.avoidTwice(busy)
+	if len(busy) > 0 {
+		b.avoidTwice(busy)
+	}
 	if len(lost) == 0 {
 		return
 	}
@@ -113,23 +115,6 @@ func (b *batch) extended(rows []Row, results []Result) {
 	}
 	b.hold.live = live
 	b.c.lostLeases(len(lost))
-}
-
-// avoidTwice keeps locked rows, whose leases may lapse, from being published by
-// this relay once more while it does so already.
-func (b *batch) avoidTwice(busy []Row) {
-	var fresh []Row
-	for _, r := range busy {
-		if !b.isLocked[r.ID] {
-			if b.isLocked == nil {
-				b.isLocked = map[int64]bool{}
-			}
-			b.isLocked[r.ID] = true
-			fresh = append(fresh, r)
-		}
-	}
-	b.c.keep(fresh)
-	b.locked = append(b.locked, fresh...)
 }
 
 // lostLeases tells that rows are no longer this relay's.

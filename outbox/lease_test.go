@@ -264,3 +264,31 @@ func TestExtensionsStopWhenThePublicationIsGivenUp(t *testing.T) {
 		close(release)
 	})
 }
+
+func TestCallThatIsSlowToEndAfterLosingItsLeaseIsNotOverlapped(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var ended time.Time
+		g := newRig(t, RelayOptions{}, PublishOptions{Lease: 3 * time.Second, Backoff: second}, func(ctx context.Context, b []*Entry[string]) error {
+			if ended.IsZero() {
+				<-ctx.Done()
+				time.Sleep(4 * time.Second)
+				ended = time.Now()
+			}
+			return nil
+		})
+		g.stage("a")
+		start := time.Now()
+		g.store.setFault(func(op string, after bool) error {
+			if op == "extend" && time.Since(start) < 4*time.Second {
+				return errDown
+			}
+			return nil
+		})
+		g.start()
+		time.Sleep(time.Minute)
+		require.Len(t, g.published(), 2)
+		require.False(t, g.published()[1].at.Before(ended))
+		require.Zero(t, g.store.size())
+		require.NoError(t, g.stop())
+	})
+}

@@ -287,6 +287,17 @@ func TestKeyThatAlwaysFailsDoesNotSlowTheOthers(t *testing.T) {
 	}
 }
 
+func TestRowsRefusedForGoodDoNotSlowTheChannel(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		g := newRig(t, RelayOptions{}, PublishOptions{BatchSize: 1}, (&sink{err: Permanent(errSink)}).publish)
+		g.stage(keys(100)...)
+		g.start()
+		require.Len(t, g.published(), 100)
+		require.Empty(t, g.seen(EventSlow))
+		require.NoError(t, g.stop())
+	})
+}
+
 // Field case S29: a row that is always given back does not spin.
 func TestDeferringForNoTimeDoesNotSpin(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -111,7 +111,7 @@ func (p *Pass) add(d drained) {
 // pass claims one batch and returns when it is settled.
 func (d *drain) pass(n *run) (res drained, err error) {
 	if n.stopping() {
-		return res, context.Cause(n.ctx)
+		return res, n.ctx.Err()
 	}
 	if !d.c.occupy() {
 		return res, errNoSlot

@@ -6,21 +6,34 @@ import (
 	"time"
 )
 
+// askedGap is how close together looks may come that commits ask for.
+const askedGap = 10 * time.Millisecond
+
 // poll asks the store, once per PollInterval and for all idle channels
 // together, what is due. It is how a relay learns of what other processes
 // staged, of backoffs and leases that are over, and of pauses.
 func (n *run) poll() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	failures := 0
+	failures, last := 0, time.Time{}
 	for {
+		asked := n.r.asked
+		if failures > 0 {
+			asked = nil // no faster than the backoff
+		}
 		select {
 		case <-n.ctx.Done():
 		case <-timer.C:
+		case <-asked:
+			if wait := askedGap - time.Since(last); wait > 0 {
+				timer.Reset(wait)
+				continue
+			}
 		}
 		if n.stopping() {
 			return
 		}
+		last = time.Now()
 		wait := n.r.o.PollInterval
 		switch err := n.look(); {
 		case err == nil:

@@ -76,6 +76,7 @@ func (b *batch) await(n *run, ctx context.Context, done <-chan ending) ending {
 			return b.givenUp(ctx)
 		case <-extend.C:
 			if err := b.extend(n); err != nil {
+				b.avoidTwice(b.rows) // it may take its time to return
 				b.cut(err)
 				continue // and no more extending
 			}

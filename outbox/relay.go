@@ -45,6 +45,7 @@ type Relay struct {
 	log      *slog.Logger
 	channels []*channel // in the order of attachment
 	gate     gate
+	asked    chan struct{} // to look before the poll interval is over
 
 	mu      sync.Mutex
 	running bool // one Run, RunOnce or Flush at a time
@@ -58,7 +59,7 @@ type Relay struct {
 // attached, a channel attached twice, one name attached as a Latest and as a
 // Journal channel, attachments of different stores, and options out of range.
 func NewRelay(o RelayOptions, as ...Attachment) (*Relay, error) {
-	r := &Relay{o: o, gate: newGate()}
+	r := &Relay{o: o, gate: newGate(), asked: make(chan struct{}, 1)}
 	err := r.setOptions()
 	if err == nil && len(as) == 0 {
 		err = invalid("nothing is attached")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 )
@@ -36,7 +35,7 @@ type run struct {
 	mu     sync.Mutex
 	ended  bool
 	timers []*time.Timer
-	left   map[string]*leftover // by channel
+	left   map[Channel]*leftover
 }
 
 // leftover is what a stop left behind in a channel.
@@ -46,7 +45,7 @@ type leftover struct {
 }
 
 func (r *Relay) newRun(ctx context.Context) *run {
-	n := &run{r: r, ctx: ctx, left: map[string]*leftover{}}
+	n := &run{r: r, ctx: ctx, left: map[Channel]*leftover{}}
 	n.halt = min(haltGrace, r.o.ShutdownTimeout/4)
 	outlive := func() (context.Context, context.CancelCauseFunc) {
 		c, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -101,27 +100,33 @@ func (n *run) leave(ch Channel, rows int, why error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := n.left[ch.Name]
+	l := n.left[ch]
 	if l == nil {
 		l = &leftover{why: why}
-		n.left[ch.Name] = l
+		n.left[ch] = l
 	}
 	l.rows += rows
 }
 
-func (n *run) leftBehind() error {
-	var parts []string
-	var causes []error
+// leftBehind says what a stop has left; nil: nothing.
+func (n *run) leftBehind() (err error) {
+	say := func(format string, args ...any) {
+		part := fmt.Errorf(format, args...)
+		if err == nil {
+			err = part
+			return
+		}
+		err = fmt.Errorf("%w; %w", err, part)
+	}
 	for _, c := range n.r.channels {
-		if l := n.left[c.name.Name]; l != nil {
-			parts = append(parts, fmt.Sprintf("%d of channel %q", l.rows, c.name.Name))
-			causes = append(causes, l.why)
+		if l := n.left[c.name]; l != nil {
+			say("left %d entries of channel %q, to be published again: %w", l.rows, c.name.Name, l.why)
+		}
+		if hung := c.hungCount(); hung > 0 && n.stopping() && !n.alone {
+			say("left %d publications of channel %q running: %w", hung, c.name.Name, errHung)
 		}
 	}
-	if len(parts) == 0 {
-		return nil
-	}
-	return fmt.Errorf("left behind, to be published again: entries %s: %w", strings.Join(parts, ", "), errors.Join(causes...))
+	return err
 }
 
 // Run publishes what is due in the attached channels until ctx ends, and

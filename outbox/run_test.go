@@ -37,7 +37,7 @@ func TestStopCancelsWhatDoesNotFinishInTime(t *testing.T) {
 		g.start()
 		start := time.Now()
 		err := g.stop()
-		require.EqualError(t, err, `outbox: run: left behind, to be published again: entries 3 of channel "c": relay is stopping and its shutdown timeout has passed: context canceled`)
+		require.EqualError(t, err, `outbox: run: left 3 entries of channel "c", to be published again: relay is stopping and its shutdown timeout has passed: context canceled`)
 		require.Equal(t, 5*time.Second, time.Since(start))
 		require.ErrorIs(t, cause, errShutdown)
 		row, _ := g.store.row("c", "a")
@@ -72,7 +72,7 @@ func TestStopDoesNotWaitForAFunctionThatIgnoresItsContext(t *testing.T) {
 		g.start()
 		start := time.Now()
 		err := g.stop()
-		require.ErrorContains(t, err, `1 of channel "c": publish function ignores its cancelled context`)
+		require.ErrorContains(t, err, `left 1 entries of channel "c", to be published again: publish function ignores its cancelled context`)
 		require.Equal(t, 2500*time.Millisecond, time.Since(start))
 		calls := g.store.count("")
 		row, _ := g.store.row("c", "a")
@@ -83,6 +83,40 @@ func TestStopDoesNotWaitForAFunctionThatIgnoresItsContext(t *testing.T) {
 		g.start()
 		require.NoError(t, g.stop(), "the relay can run again")
 		require.Zero(t, g.store.size())
+	})
+}
+
+func TestStopSaysThatAPublicationStillRuns(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		release := make(chan struct{})
+		g := newRig(t, RelayOptions{}, PublishOptions{AttemptTimeout: time.Second}, func(context.Context, []*Entry[string]) error {
+			<-release
+			return nil
+		})
+		g.stage("a")
+		g.start()
+		time.Sleep(time.Minute) // long given up
+		require.EqualError(t, g.stop(), `outbox: run: left 1 publications of channel "c" running: publish function ignores its cancelled context`)
+		close(release)
+	})
+}
+
+func TestStopLeavesRowsThatStayLocked(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		g := newRig(t, RelayOptions{ShutdownTimeout: 5 * time.Second}, PublishOptions{}, nil)
+		g.stage("a", "b")
+		g.store.setFault(func(op string, after bool) error {
+			if op == "claim" && after {
+				g.store.edit("c", "a", func(r *fakeRow) { r.locked = true })
+			}
+			return nil
+		})
+		g.start()
+		start := time.Now()
+		err := g.stop()
+		require.ErrorIs(t, err, ErrBusy)
+		require.ErrorContains(t, err, `left 1 entries of channel "c"`)
+		require.Equal(t, 5*time.Second, time.Since(start))
 	})
 }
 
@@ -116,7 +150,7 @@ func TestStopWithADeadStoreEnds(t *testing.T) {
 		g.start()
 		start := time.Now()
 		err := g.stop()
-		require.ErrorContains(t, err, `1 of channel "c"`)
+		require.ErrorContains(t, err, `left 1 entries of channel "c"`)
 		require.Less(t, time.Since(start), 7*time.Second)
 	})
 }

@@ -30,7 +30,7 @@ func accounts(d dialect.Dialect) sink.Options {
 	return o
 }
 
-func account(key string, version int64, json string) sink.Row {
+func document(key string, version int64, json string) sink.Row {
 	return sink.Row{Key: key, Version: version, Payload: []byte(json)}
 }
 
@@ -53,16 +53,16 @@ func TestColumnsTakeTheMembersOfThePayload(t *testing.T) {
 			yes, address = "1", `{"city":"Göteborg"}`
 		}
 		apply(t, s, 2, 0,
-			account("a", 2, `{"name":"O'Brien \"x\"","Balance's":"1234567890123456.78","visits":9007199254740993,"vip":true,"address":{"city":"Göteborg"},"unknown":1}`),
-			account("b", 3, ` {"name":null}`))
+			document("a", 2, `{"name":"O'Brien \"x\"","Balance's":"1234567890123456.78","visits":9007199254740993,"vip":true,"address":{"city":"Göteborg"},"unknown":1}`),
+			document("b", 3, ` {"name":null}`))
 		requireColumns(t, db, "a", `O'Brien "x"|1234567890123456.78|9007199254740993|`+yes+`|`+address+`|2|live`)
 		requireColumns(t, db, "b", `-|-|-|-|-|3|live`)
 
-		apply(t, s, 0, 1, account("a", 1, `{"name":"older"}`))
+		apply(t, s, 0, 1, document("a", 1, `{"name":"older"}`))
 		apply(t, s, 1, 0, gone("a", 4))
 		requireColumns(t, db, "a", `-|-|-|-|-|4|gone`)
 		requireRow(t, s, gone("a", 4))
-		apply(t, s, 1, 0, account("a", 5, `{"name":"back"}`))
+		apply(t, s, 1, 0, document("a", 5, `{"name":"back"}`))
 		requireColumns(t, db, "a", `back|-|-|-|-|5|live`)
 	})
 }
@@ -75,12 +75,12 @@ func TestOneRefusedValueDoesNotHoldUpItsBatch(t *testing.T) {
 		if d.Name() == "sqlite" {
 			_, err := db.Exec(`CREATE UNIQUE INDEX one_vip ON accounts (vip)`)
 			require.NoError(t, err)
-			apply(t, s, 1, 0, account("vip", 1, `{"vip":"SECRET"}`))
+			apply(t, s, 1, 0, document("vip", 1, `{"vip":"SECRET"}`))
 			bad = `{"name":"bad","vip":"SECRET"}`
 		}
 		var rows []sink.Row
 		for i := range 50 {
-			rows = append(rows, account(fmt.Sprint("k", i), int64(i+1), fmt.Sprintf(`{"name":"n%d"}`, i)))
+			rows = append(rows, document(fmt.Sprint("k", i), int64(i+1), fmt.Sprintf(`{"name":"n%d"}`, i)))
 		}
 		rows[17].Payload, rows[40].Payload, rows[3].Payload = []byte(bad), []byte(bad), []byte(`["SECRET"]`)
 
@@ -116,7 +116,7 @@ func TestConstraintNamesTheRow(t *testing.T) {
 			`, name text, CONSTRAINT named CHECK (name IS NOT NULL OR deleted_at IS NOT NULL))`)
 		require.NoError(t, err)
 		s := newSink(t, db, d, sink.Options{Table: "accounts", UpdatedAt: sink.NoColumn, Columns: []sink.Column{{Name: "name"}}})
-		result, err := s.Apply(t.Context(), []sink.Row{account("a", 1, `{"name":"x"}`), account("b", 2, `{}`), gone("c", 3)})
+		result, err := s.Apply(t.Context(), []sink.Row{document("a", 1, `{"name":"x"}`), document("b", 2, `{}`), gone("c", 3)})
 		require.Equal(t, sink.Result{Applied: 2}, result)
 		var refused *sink.RowsError
 		require.ErrorAs(t, err, &refused)

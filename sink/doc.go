@@ -18,26 +18,14 @@
 //
 // # In a publish function
 //
-//	s, err := sink.New(db, dialect.Postgres(), sink.Options{Table: "projections"})
+//	rows[i], err = sink.JSON(e.Key, e.Version, e.Deleted, e.Value) // for each entry e
 //	…
-//	publish := func(ctx context.Context, batch []*outbox.Entry[Account]) error {
-//		rows := make([]sink.Row, len(batch))
-//		for i, e := range batch {
-//			var err error
-//			if rows[i], err = sink.JSON(e.Key, e.Version, e.Deleted, e.Value); err != nil {
-//				return err
-//			}
-//		}
-//		_, err := s.Apply(ctx, rows)
-//		var refused *sink.RowsError
-//		if errors.As(err, &refused) { // the others are written
-//			for i := range refused.Rows {
-//				batch[refused.Rows[i].Index].Fail(outbox.Permanent(&refused.Rows[i]))
-//			}
-//			return nil
-//		}
-//		return err
-//	}
+//	_, err = s.Apply(ctx, rows)
+//	return err
+//
+// That is correct; the example "Publish" adds that a row whose values the table
+// refuses is failed alone ([RowsError]), and that a table which does not fit
+// ([ErrTable]) pauses the channel.
 //
 // The Postgres statements are for pgx: database/sql with pgx/v5/stdlib, or
 // stdlib.OpenDBFromPool of a pool you have, in any query mode.

@@ -24,7 +24,7 @@ type RowsError struct {
 }
 
 func (e *RowsError) Error() string {
-	return fmt.Sprintf("sink: apply to %s: %d rows refused; the first: %v", e.Table, len(e.Rows), &e.Rows[0])
+	return fmt.Sprintf("sink: apply to %s: rows refused: %d; the first: %v", e.Table, len(e.Rows), &e.Rows[0])
 }
 
 // Unwrap returns the rows' errors.

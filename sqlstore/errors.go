@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/seed-2b36b211/sqloutbox/dialect"
 	"github.com/seed-2b36b211/sqloutbox/outbox"
@@ -51,9 +52,14 @@ func (s *Store) inTx(ctx context.Context, err error, format string, args ...any)
 }
 
 // cancelled adds the reason to an error that only followed from a cancelled
-// context: database/sql's watcher races with the caller.
+// context: database/sql's watcher races with the caller, and a driver that
+// keeps the deadline itself may be ahead of both.
 func cancelled(ctx context.Context, err error) error {
-	if cause := ctx.Err(); cause != nil && !errors.Is(err, cause) {
+	cause := ctx.Err()
+	if end, ok := ctx.Deadline(); ok && cause == nil && !time.Now().Before(end) {
+		cause = context.DeadlineExceeded
+	}
+	if cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w (%w)", cause, err)
 	}
 	return err

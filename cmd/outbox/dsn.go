@@ -180,7 +180,7 @@ func parseFile(dsn string) (target, error) {
 
 // in sets the names of the outbox's tables.
 func (t target) in(schema, prefix string) (target, error) {
-	if t.postgres == nil && schema != "" && schema != "main" {
+	if t.d.Name() == "sqlite" && schema != "" && schema != "main" {
 		return t, usagef("--schema: SQLite has only the schema main here")
 	}
 	t.d = t.d.In(schema, prefix)

@@ -59,7 +59,7 @@ func (a app) run(ctx context.Context, args []string) int {
 	switch {
 	case err == nil:
 		return exitOK
-	case errors.As(err, &usage):
+	case errors.As(err, &usage), errors.Is(err, outbox.ErrInvalid):
 		fmt.Fprintf(a.stderr, "outbox: %s\nSee outbox --help.\n", redact(err.Error()))
 		return exitUsage
 	case ctx.Err() != nil:

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -48,9 +49,7 @@ func (a *app) migrateSQL(_ context.Context, c *cli.Command) error {
 		return err
 	}
 	if c.Bool("down") { // the last step first
-		for i, j := 0, len(names)-1; i < j; i, j = i+1, j-1 {
-			names[i], names[j] = names[j], names[i]
-		}
+		slices.Reverse(names)
 	}
 	for _, name := range names {
 		text, err := fs.ReadFile(files, name)
@@ -64,30 +63,24 @@ func (a *app) migrateSQL(_ context.Context, c *cli.Command) error {
 	return nil
 }
 
-// dialect needs no database.
+// dialect takes --dialect where there is no DSN.
 func (a *app) dialect(c *cli.Command) (dialect.Dialect, error) {
 	var t target
-	var err error
 	switch name := c.String("dialect"); name {
 	case "":
-		t, err = a.target(c)
+		t, err := a.target(c)
 		if err != nil {
 			return t.d, fmt.Errorf("%w; or give --dialect", err)
 		}
 		return t.d, nil
 	case "postgres":
-		t, err = target{d: dialect.Postgres()}, nil
-		t.d = t.d.In(c.String("schema"), c.String("prefix"))
+		t.d = dialect.Postgres()
 	case "sqlite":
-		t, err = target{d: dialect.SQLite()}.in(c.String("schema"), c.String("prefix"))
+		t.d = dialect.SQLite()
 	default:
 		return t.d, usagef("--dialect is %q, not postgres or sqlite", name)
 	}
-	if err == nil {
-		if invalid := t.d.Validate(); invalid != nil {
-			err = usagef("--schema, --prefix: %w", invalid)
-		}
-	}
+	t, err := t.in(c.String("schema"), c.String("prefix"))
 	return t.d, err
 }
 

@@ -89,6 +89,7 @@ var defects = map[string][]string{
 	// Restaging.
 	"restage keeps the header":           {"RestageReplacesTheWholeValue"},
 	"restage postpones":                  {"RestageKeepsTheEarlierDueTime", "RestageInAWindowKeepsItsBoundary", "RestageWhileLeasedWaitsForItsBoundary"},
+	"staged at first":                    {"RestageInAWindowKeepsItsBoundary"},
 	"restage never gets sooner":          {"RestageMakesAScheduledRowDueSooner"},
 	"restage keeps attempts":             {"RestageInBackoffStartsAnew", "RestageWaitsForTheLease"},
 	"tried row keeps its due time":       {"RestageOfATriedRowObeysBatchDelay", "RestageInBackoffStartsAnew"},
@@ -110,9 +111,10 @@ var defects = map[string][]string{
 	"looks are sorted":                          {"LookAnswersInTheOrderOfChannels"},
 	"leased rows count as due":                  {"StatsCountRowsByState"},
 	"stats leave out channels without due rows": {"StatsShowEveryChannel"},
-	"no hints":                 {"HintsFollowStages"},
-	"hint of another version":  {"HintsFollowStages"},
-	"stop does not stop hints": {"StoppedHintsAreSilent"},
+	"look waits for locks":                      {"ReadersWaitForNobody"},
+	"no hints":                                  {"HintsFollowStages"},
+	"hint of another version":                   {"HintsFollowStages"},
+	"stop does not stop hints":                  {"StoppedHintsAreSilent"},
 
 	// Outages.
 	"channels share an outage":       {"OutagePausesTheChannelAlone"},

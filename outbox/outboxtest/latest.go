@@ -77,7 +77,7 @@ func (s LatestSuite) tests() []latestTest {
 	if s.Clock != nil {
 		all = append(all, clockTests...)
 	}
-	return all
+	return append(all, bulkTests...)
 }
 
 // channels tells the suite's channels apart, also from those of an earlier run.

@@ -113,6 +113,7 @@ func restageInAWindowKeepsItsBoundary(f *fixture) {
 	f.clock.Advance(8 * time.Second)
 	f.stage(delay, value("k", "2"))
 	f.equal("due time after a restage in the window", f.row("k").Due, start.Add(delay))
+	f.equal("time of the restage", f.row("k").StagedAt, f.clock.Now())
 	f.clock.Advance(2 * time.Second)
 	v := f.stage(delay, value("k", "3"))[0]
 	f.equal("due time after a restage beyond it", f.row("k").Due, start.Add(delay))

@@ -15,6 +15,7 @@ var watchTests = []latestTest{
 	{"LookAnswersInTheOrderOfChannels", lookAnswersInTheOrderOfChannels},
 	{"StatsCountRowsByState", statsCountRowsByState},
 	{"StatsShowEveryChannel", statsShowEveryChannel},
+	{"ReadersWaitForNobody", readersWaitForNobody},
 	{"HintsFollowStages", hintsFollowStages},
 	{"StoppedHintsAreSilent", stoppedHintsAreSilent},
 }
@@ -156,6 +157,18 @@ func statsShowEveryChannel(f *fixture) {
 	got, known := channels[0].stats()
 	got.Channel = outbox.Channel{}
 	f.equal(fmt.Sprintf("Stats (there: %t) of a channel that holds no row any more", known), got, outbox.ChannelStats{})
+}
+
+func readersWaitForNobody(f *fixture) {
+	v := f.put("k", "1")
+	tx := f.begin()
+	f.stageIn(tx, 0, value("k", "2"), value("new", "2"))
+	quick := f.hurry()
+	quick.waits("holds a due row that is locked", 0)
+	got, _ := quick.stats()
+	f.equal("Stats", got, outbox.ChannelStats{Channel: f.ch(), Due: 1, OldestDue: got.OldestDue})
+	f.equal("ListRows", keys(quick.list("", 10)), []string{"k"})
+	f.sameRow("PendingRow", quick.row("k"), unclaimed(value("k", "1"), v))
 }
 
 // hear asks for the channel's hints.

@@ -191,6 +191,10 @@ func (m *memory) replacement(old memoryRow, there bool, s outbox.StageRow, delay
 		if there && !old.claimed {
 			r.Due = old.Due
 		}
+	case "staged at first":
+		if there {
+			r.StagedAt = old.StagedAt
+		}
 	case "times are local":
 		r.StagedAt = now.In(time.FixedZone("local", 3600))
 	case "tombstone is a value":

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/urfave/cli/v3"
+)
+
+func (a *app) demoCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "demo",
+		Usage: "see an outbox at work: failing sinks, killed processes, and a sink that is right in the end",
+		Description: "A shop changes its orders; in the same transactions it stages their states for a search index, which a relay, in a\n" +
+			"process of its own, keeps up to date. On the way the relay is killed, the index is down, and the network repeats itself.\n" +
+			"At the end shop and index are compared row by row: exit code 1 if anything was lost, went back, or is left.\n" +
+			"\n" +
+			"It uses SQLite in a temporary folder, or the database that --dsn names (OUTBOX_DSN does not count here): on Postgres a\n" +
+			"schema of its own, on SQLite a new file. It never works on what exists already, and removes what it has made.",
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "duration", Value: 8 * time.Second, Usage: "about how long it takes: a `duration` from 1s to 1h"},
+			&cli.IntFlag{Name: "orders", Value: 200, Usage: "`number` of orders, 1 to 100000; each is changed about six times"},
+			&cli.Uint64Flag{Name: "seed", DefaultText: "random", Usage: "`number` from which the shop's transactions follow"},
+			&cli.BoolFlag{Name: "keep", Usage: "do not remove the databases at the end"},
+			&cli.BoolFlag{Name: "json", Usage: "print the summary as JSON, and the story to stderr"},
+		},
+		Action: a.demo,
+	}
+}
+
+// demoOptions are those of the command line.
+type demoOptions struct {
+	dsn, schema, prefix string
+	duration            time.Duration
+	orders              int
+	seed                uint64
+	keep, json          bool
+}
+
+func readDemoOptions(c *cli.Command) (demoOptions, error) {
+	o := demoOptions{
+		dsn: c.String("dsn"), schema: c.String("schema"), prefix: c.String("prefix"),
+		duration: c.Duration("duration"), orders: c.Int("orders"), seed: c.Uint64("seed"),
+		keep: c.Bool("keep"), json: c.Bool("json"),
+	}
+	if !c.IsSet("seed") {
+		o.seed = rand.Uint64N(1_000_000)
+	}
+	switch {
+	case o.duration < time.Second || o.duration > time.Hour:
+		return o, usagef("%s: --duration is %s, not 1s to 1h", c.FullName(), o.duration)
+	case o.orders < 1 || o.orders > 100_000:
+		return o, usagef("%s: --orders is %d, not 1 to 100000", c.FullName(), o.orders)
+	}
+	return o, nil
+}
+
+func (a *app) demo(ctx context.Context, c *cli.Command) (err error) {
+	o, err := readDemoOptions(c)
+	if err != nil {
+		return err
+	}
+	out := a.stdout
+	if o.json {
+		out = a.stderr
+	}
+	s, err := openSite(ctx, o)
+	if err != nil {
+		return err
+	}
+	st := newStory(out, a.terminal && !o.json)
+	defer func() {
+		st.end()
+		if closed := s.close(o.keep, st); err == nil {
+			err = closed
+		}
+	}()
+	d := &demo{o: o, site: s, story: st, beforeCompare: a.beforeCompare}
+	sum, err := d.run(ctx)
+	if err != nil {
+		return err
+	}
+	st.end()
+	sum.print(out)
+	if o.json {
+		err = writeJSON(a.stdout, sum)
+	}
+	if err == nil && !sum.Converged {
+		err = errTold
+	}
+	return err
+}
+
+// demo is one demonstration.
+type demo struct {
+	o             demoOptions
+	site          *site
+	story         *story
+	beforeCompare func(context.Context, *site) error
+
+	shop   *shop
+	index  *index
+	relays *relays
+}
+
+// run tells the story and returns what came of it. An error means that it
+// could not be told to its end.
+func (d *demo) run(ctx context.Context) (_ *summary, err error) {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	if err := d.open(fail); err != nil {
+		return nil, err
+	}
+	defer d.index.close()
+	defer d.relays.close()
+	d.introduce()
+	if err := d.relays.start(); err != nil {
+		return nil, err
+	}
+	d.story.begin(d.shop.total)
+	var working sync.WaitGroup
+	ticking, quiet := context.WithCancel(ctx)
+	defer working.Wait()
+	defer quiet()
+	working.Go(func() { d.tick(ticking) })
+	for _, c := range d.shop.clerks {
+		working.Go(func() {
+			if err := c.work(ctx); err != nil {
+				fail(err)
+			}
+		})
+	}
+	if err := d.play(ctx); err != nil {
+		return nil, stopped(ctx, err)
+	}
+	if err := d.drain(ctx); err != nil {
+		return nil, stopped(ctx, err)
+	}
+	quiet()
+	working.Wait()
+	return d.finish(ctx)
+}
+
+// stopped prefers the reason why a context ended.
+func stopped(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+func (d *demo) open(fail context.CancelCauseFunc) (err error) {
+	if d.shop, err = newShop(d.site, d.o); err != nil {
+		return err
+	}
+	if d.index, err = openIndex(d.site, d.o.seed); err != nil {
+		return err
+	}
+	d.relays = &relays{
+		spec: relaySpec{
+			DSN: d.site.dsn, Schema: d.site.d.Schema(), Prefix: d.site.d.Prefix(),
+			Index: d.index.url, Lease: demoLease,
+		},
+		story: d.story, fail: fail,
+	}
+	return nil
+}
+
+func (d *demo) introduce() {
+	d.story.text("An outbox makes \"commit to the database and tell someone else\" one act. Here a shop keeps its orders in a",
+		"database, and a search index must always end up with the newest state of each, whatever goes wrong between.", "")
+	d.story.fact("shop", "%s: orders, and the outbox beside them", d.site.shopLabel)
+	d.story.fact("index", "%s: behind HTTP; it keeps the highest version of each order", d.site.indexLabel)
+	d.story.fact("relay", "a process of its own, that takes from the outbox and calls the index")
+	d.story.fact("seed", "%d (the same orders again: --seed %d --orders %d)", d.o.seed, d.o.seed, d.o.orders)
+	d.story.text("")
+}
+
+// tick shows how far things are.
+func (d *demo) tick(ctx context.Context) {
+	t := time.NewTicker(200 * time.Millisecond)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if waiting, err := d.site.waiting(ctx); err == nil {
+			d.story.progress(d.shop.ended(), waiting)
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/seed-2b36b211/sqloutbox/dialect"
+	"github.com/seed-2b36b211/sqloutbox/migrations"
+	"github.com/seed-2b36b211/sqloutbox/outbox"
+)
+
+// What doctor calls suspicious.
+const (
+	lateAfter    = time.Minute // of an entry that is due and that no relay takes
+	manyAttempts = 10
+)
+
+func (a *app) doctorCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "doctor",
+		Usage: "examine connection, schema, grants, settings and channels; exit code 1 if there is a fault",
+		Description: "Run it as the role, and on SQLite with the DSN, that the application uses: grants and settings are judged as they are for you.\n" +
+			"A fault keeps the outbox from working or from keeping its promises. A warning does not change the exit code.",
+		Flags:  []cli.Flag{jsonFlag()},
+		Action: a.doctor,
+	}
+}
+
+// A check is one line of what doctor has found.
+type check struct {
+	Subject string `json:"subject"`
+	Result  string `json:"result"` // ok, note, warning or fault
+	Text    string `json:"text"`
+}
+
+// A diagnosis is what doctor finds.
+type diagnosis struct {
+	Database string  `json:"database"`
+	Schema   string  `json:"schema"`
+	Prefix   string  `json:"prefix"`
+	OK       bool    `json:"ok"` // there is no fault
+	Checks   []check `json:"checks"`
+}
+
+func (d *diagnosis) add(subject, result, format string, args ...any) {
+	d.Checks = append(d.Checks, check{subject, result, fmt.Sprintf(format, args...)})
+	d.OK = d.OK && result != "fault"
+}
+
+func (a *app) doctor(ctx context.Context, c *cli.Command) error {
+	t, err := a.target(c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := limited(ctx, c)
+	defer cancel()
+	d := &diagnosis{Database: t.label, Schema: t.d.Schema(), Prefix: t.d.Prefix(), OK: true}
+	d.examine(ctx, t)
+	if c.Bool("json") {
+		err = writeJSON(a.stdout, d)
+	} else {
+		err = d.print(a.stdout)
+	}
+	if err == nil && !d.OK {
+		err = errTold
+	}
+	return err
+}
+
+func (d *diagnosis) print(w io.Writer) error {
+	fmt.Fprintf(w, "%s (schema %q, prefix %q)\n", d.Database, d.Schema, d.Prefix)
+	n := map[string]int{}
+	for _, c := range d.Checks {
+		n[c.Result]++
+		fmt.Fprintf(w, "%-8s %-11s %s\n", c.Result, c.Subject, c.Text)
+	}
+	_, err := fmt.Fprintf(w, "%d faults, %d warnings\n", n["fault"], n["warning"])
+	return err
+}
+
+// examine goes on as long as what it has found lets it.
+func (d *diagnosis) examine(ctx context.Context, t target) {
+	s, err := t.connect(ctx, toExamine)
+	if err != nil {
+		d.add("connection", "fault", "%s", lines(timedOut(ctx, err)))
+		return
+	}
+	defer s.db.Close()
+	d.server(ctx, s)
+	findings, err := s.store.Findings(ctx)
+	switch {
+	case errors.Is(err, outbox.ErrSchema):
+		d.add("schema", "fault", "%s; to install or upgrade it: outbox migrate up", lines(err))
+		return
+	case err != nil:
+		d.add("schema", "fault", "%s", lines(timedOut(ctx, err)))
+		return
+	}
+	d.schema(ctx, s)
+	d.settings(s, findings)
+	d.channels(ctx, s)
+}
+
+// lines makes one line of an error's text.
+func lines(err error) string { return redact(strings.Join(strings.Fields(err.Error()), " ")) }
+
+func (d *diagnosis) server(ctx context.Context, s *session) {
+	query := `SELECT 'SQLite ' || sqlite_version()`
+	if s.postgres != nil {
+		query = `SELECT 'PostgreSQL ' || current_setting('server_version') || ', role "' || current_user || '"'`
+	}
+	var text string
+	if err := s.db.QueryRowContext(ctx, query).Scan(&text); err != nil {
+		d.add("connection", "fault", "%s", lines(err))
+		return
+	}
+	d.add("connection", "ok", "%s", text)
+}
+
+func (d *diagnosis) schema(ctx context.Context, s *session) {
+	steps, err := migrations.Status(ctx, s.db, s.d)
+	if err != nil {
+		// An application's role may not be allowed to read what migrations note.
+		d.add("schema", "ok", "it serves this release (version %d); its history cannot be read: %s", dialect.SchemaVersion, lines(err))
+		return
+	}
+	newest := int64(0)
+	for _, step := range steps {
+		if step.Applied {
+			newest = max(newest, step.Version)
+		} else {
+			d.add("schema", "warning", "migration %s has not been applied: outbox migrate up", step.Name)
+		}
+	}
+	d.add("schema", "ok", "version %d; this release needs %d", newest, dialect.SchemaVersion)
+}
+
+// settings tells of the server's, the connection's and the grants.
+func (d *diagnosis) settings(s *session, findings []dialect.Finding) {
+	subject, fine := "settings", "journal mode, synchronous, busy timeout and transaction lock are as they should be"
+	switch {
+	case s.postgres != nil:
+		subject, fine = "server", "it takes writes, is new enough, keeps what is committed, and the role has the grants"
+	case s.bare:
+		fine = "the file's journal mode is as it should be"
+	}
+	for _, f := range findings {
+		result := "warning"
+		if f.Fault {
+			result = "fault"
+		}
+		d.add(subject, result, "%s", f.Text)
+	}
+	if len(findings) == 0 {
+		d.add(subject, "ok", "%s", fine)
+	}
+	if s.postgres == nil && s.bare {
+		d.add(subject, "note", "busy timeout, transaction lock and synchronous belong to the application's DSN: give that as --dsn, file:..., to have them examined")
+	}
+}
+
+func (d *diagnosis) channels(ctx context.Context, s *session) {
+	stats, err := s.store.Stats(ctx)
+	if err != nil {
+		d.add("channels", "fault", "%s", lines(timedOut(ctx, err)))
+		return
+	}
+	before := len(d.Checks)
+	for _, st := range stats {
+		name := fmt.Sprintf("%q", st.Channel.Name)
+		if st.Paused > 0 || st.Outage {
+			d.add("channels", "warning", "%s: %s; to resume it: outbox resume %s", name, oneLine(state(st)), name)
+		} else if st.OldestDue > lateAfter && st.InFlight == 0 {
+			d.add("channels", "warning", "%s: %s entries are due, the oldest for %s, and none is in flight: does a relay serve it, and under this name?",
+				name, count(st.Due), age(st.OldestDue))
+		}
+		if st.Attempt >= manyAttempts {
+			d.add("channels", "warning", "%s: an entry has been tried %d times: %s", name, st.Attempt, oneLine(st.LastError))
+		}
+	}
+	if len(d.Checks) == before {
+		d.add("channels", "ok", "none is paused, and nothing has been due for longer than %s without being taken", lateAfter)
+	}
+}

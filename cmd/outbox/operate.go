@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/seed-2b36b211/sqloutbox/outbox"
+)
+
+func (a *app) pauseCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "pause",
+		Usage:     "stop publishing a channel for a while, in all relays",
+		ArgsUsage: "CHANNEL",
+		Description: "Publications in flight end, and none begins; staging goes on. The pause ends by itself, or by outbox resume.\n" +
+			"Pausing a paused channel sets the duration and the reason anew.",
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: "for", Usage: "how long: a `duration` such as 90s, 15m or 48h; required"},
+			&cli.StringFlag{Name: "reason", Usage: "why, for those who look at the stats"},
+		},
+		Action: a.pause,
+	}
+}
+
+func (a *app) pause(ctx context.Context, c *cli.Command) error {
+	name, d, reason := c.Args().First(), c.Duration("for"), c.String("reason")
+	switch err := outbox.ValidChannel(name); {
+	case err != nil:
+		return usagef("%s: %w", c.FullName(), err)
+	case !c.IsSet("for"):
+		return usagef("%s: --for is missing: how long, for example --for 1h", c.FullName())
+	case d <= 0:
+		return usagef("%s: --for is %s: outbox resume ends a pause", c.FullName(), d)
+	}
+	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
+		stats, err := s.store.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.store.Pause(ctx, name, d, reason); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.stdout, "channel %q is paused for %s, until %s\n", name, d, time.Now().Add(d).UTC().Format(time.RFC3339))
+		a.waiting(stats, name)
+		return nil
+	})
+}
+
+func (a *app) resumeCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "resume",
+		Usage:     "publish a channel again at once, after a pause or an outage of its destination",
+		ArgsUsage: "CHANNEL",
+		Action:    a.resume,
+	}
+}
+
+func (a *app) resume(ctx context.Context, c *cli.Command) error {
+	name := c.Args().First()
+	if err := outbox.ValidChannel(name); err != nil {
+		return usagef("%s: %w", c.FullName(), err)
+	}
+	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
+		stats, err := s.store.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.store.Pause(ctx, name, 0, ""); err != nil {
+			return err
+		}
+		was, found := find(stats, name)
+		if found && (was.Paused > 0 || was.Outage) {
+			fmt.Fprintf(a.stdout, "channel %q is resumed; it was: %s\n", name, state(was))
+		} else {
+			fmt.Fprintf(a.stdout, "channel %q was not paused\n", name)
+		}
+		a.waiting(stats, name)
+		return nil
+	})
+}
+
+func find(stats []outbox.ChannelStats, name string) (outbox.ChannelStats, bool) {
+	i := slices.IndexFunc(stats, func(st outbox.ChannelStats) bool { return st.Channel.Name == name })
+	if i < 0 {
+		return outbox.ChannelStats{}, false
+	}
+	return stats[i], true
+}
+
+// waiting tells what waits in a channel, and where nothing does, that its name
+// may be misspelt: a database does not know the names of idle channels.
+func (a *app) waiting(stats []outbox.ChannelStats, name string) {
+	if st, found := find(stats, name); found {
+		fmt.Fprintf(a.stdout, "entries waiting in it: %s due, %s scheduled, %s in flight\n", count(st.Due), count(st.Scheduled), count(st.InFlight))
+		return
+	}
+	var others []string
+	for _, st := range stats {
+		others = append(others, fmt.Sprintf("%q", st.Channel.Name))
+	}
+	fmt.Fprintf(a.stderr, "outbox: warning: no entry waits in channel %q, so that its name may be misspelt", name)
+	if len(others) > 0 {
+		fmt.Fprintf(a.stderr, "; entries wait in, or paused are: %s", strings.Join(others, ", "))
+	}
+	fmt.Fprintln(a.stderr)
+}
+
+func (a *app) fenceCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "fence",
+		Usage: "after a restore or a lossy failover: make all new versions greater than those given out before",
+		Description: "Sinks keep the greatest version of a key that they have seen. A database that lost its last moments would give these\n" +
+			"versions out again, and sinks would ignore them. Run it before anything is staged. It does no harm at other times.",
+		Flags:  []cli.Flag{jsonFlag()},
+		Action: a.fence,
+	}
+}
+
+func (a *app) fence(ctx context.Context, c *cli.Command) error {
+	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
+		version, token, err := s.store.Fence(ctx)
+		if err != nil {
+			return err
+		}
+		if c.Bool("json") {
+			return writeJSON(a.stdout, struct {
+				Version outbox.Version `json:"version"`
+				Token   outbox.Token   `json:"token"`
+			}{version, token})
+		}
+		fmt.Fprintf(a.stdout, "versions go on above %d (%s), leases' tokens above %d\n",
+			version, time.UnixMicro(int64(version)).UTC().Format(time.RFC3339), token)
+		return nil
+	})
+}
