@@ -3,9 +3,10 @@ MODULES = $(shell find . -name go.mod -not -path '*/.*' -exec dirname {} \; | so
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-TIMEOUT = 15m# of one package's tests
-COUNT   = 20# how often stress runs each test
-RUN     = .# which tests stress runs
+# How long one package's tests may take; how often stress runs which tests.
+TIMEOUT = 15m
+COUNT   = 20
+RUN     = .
 
 .DEFAULT_GOAL = help
 .PHONY: help demo test test-short lint stress

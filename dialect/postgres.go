@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -275,23 +277,42 @@ func (postgres) check(ctx context.Context, db *sql.DB, d Dialect) ([]Finding, er
 	return fs, err
 }
 
-// pgGrants finds what of the documented grants the role lacks.
+// pgGrants finds what the role lacks. A role may only stage or only relay; one
+// that can do neither is a fault.
 func pgGrants(ctx context.Context, db *sql.DB, d Dialect, fs *findings) error {
-	for _, g := range []struct{ object, kind, privileges string }{
-		{"entries", "table", "SELECT,INSERT,UPDATE,DELETE"},
-		{"channels", "table", "SELECT,INSERT,UPDATE"},
-		{"seq", "sequence", "USAGE,SELECT"},
-		{"token_seq", "sequence", "USAGE"},
-	} {
-		object := d.Render(`{t:` + g.object + `}`)
-		for privilege := range strings.SplitSeq(g.privileges, ",") {
+	stage, err := pgLacks(ctx, db, d, map[string]string{"entries": "SELECT,INSERT,UPDATE", "seq": "USAGE,SELECT"})
+	if err != nil {
+		return err
+	}
+	relay, err := pgLacks(ctx, db, d, map[string]string{"entries": "SELECT,UPDATE,DELETE", "channels": "SELECT,INSERT,UPDATE", "token_seq": "USAGE"})
+	if err != nil {
+		return err
+	}
+	fs.fault(stage != "" && relay != "", "the role can neither stage nor relay: it lacks %s; grant it, or use the role that was meant",
+		strings.Join(slices.Compact([]string{stage, relay}), ", "))
+	fs.warn(stage != "" && relay == "", "the role can relay but not stage: it lacks %s", stage)
+	fs.warn(relay != "" && stage == "", "the role can stage but not relay: it lacks %s", relay)
+	return nil
+}
+
+// pgLacks names the privileges, by object, that the role does not have.
+func pgLacks(ctx context.Context, db *sql.DB, d Dialect, needed map[string]string) (string, error) {
+	var lacks []string
+	for _, name := range slices.Sorted(maps.Keys(needed)) {
+		kind, object := "table", d.Render(`{t:`+name+`}`)
+		if strings.HasSuffix(name, "seq") {
+			kind = "sequence"
+		}
+		for privilege := range strings.SplitSeq(needed[name], ",") {
 			var granted bool
-			row := db.QueryRowContext(ctx, `SELECT has_`+g.kind+`_privilege($1::text, $2::text)`, object, privilege)
+			row := db.QueryRowContext(ctx, `SELECT has_`+kind+`_privilege($1::text, $2::text)`, object, privilege)
 			if err := row.Scan(&granted); err != nil {
-				return fmt.Errorf("check grants on %s: %w", object, err)
+				return "", fmt.Errorf("check grants on %s: %w", object, err)
 			}
-			fs.fault(!granted, "the role lacks %s on %s %s: grant it", privilege, g.kind, object)
+			if !granted {
+				lacks = append(lacks, privilege+" on "+kind+" "+object)
+			}
 		}
 	}
-	return nil
+	return strings.Join(lacks, ", "), nil
 }

@@ -165,9 +165,12 @@ func TestSettingsOfTheSessionDoNotMatter(t *testing.T) { // S51, S52
 	owner := p.open(t)
 	_, err := owner.Exec(`CREATE SCHEMA app; CREATE TABLE app.outbox_meta (mine int); CREATE TABLE app.outbox_migrations (mine int)`)
 	require.NoError(t, err)
+	_, err = owner.Exec(`CREATE FUNCTION app.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN RAISE ''not this one''; END'`)
+	require.NoError(t, err)
 	before := objects(t, p, owner)
 	for _, as := range []place{
 		p.with("search_path="),
+		p.with("search_path=app,pg_catalog"),
 		p.with("search_path=app,public"),
 		p.with("default_transaction_isolation=serializable"),
 		p.with("default_transaction_read_only=on"),

@@ -192,7 +192,8 @@ func (b *batch) outage(n *run, down bool, cause error) {
 // insist makes a call to the store until it works or the batch's leases end.
 func (b *batch) insist(n *run, o op, call func(context.Context) error) error {
 	for failures := 1; ; failures++ {
-		limit := max(time.Until(b.hold.until), b.c.o.Lease/3)
+		// Not all of the lease: a connection that is dead without a word must leave time for another.
+		limit := max(time.Until(b.hold.until)/2, b.c.o.Lease/3)
 		err := n.ask(n.settling, limit, call)
 		if err == nil {
 			b.c.r.healthy(o)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os/signal"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -71,6 +73,7 @@ func (a *app) demo(ctx context.Context, c *cli.Command) (err error) {
 	if err != nil {
 		return err
 	}
+	signal.Ignore(syscall.SIGPIPE) // what has been made is removed also if nobody reads the story any more
 	st := newStory(out, a.terminal && !o.json)
 	defer func() {
 		st.end()
@@ -111,6 +114,7 @@ type demo struct {
 func (d *demo) run(ctx context.Context) (_ *summary, err error) {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
+	d.story.onBroken(fail)
 	if err := d.open(fail); err != nil {
 		return nil, err
 	}
@@ -123,8 +127,11 @@ func (d *demo) run(ctx context.Context) (_ *summary, err error) {
 	d.story.begin(d.shop.total)
 	var working sync.WaitGroup
 	ticking, quiet := context.WithCancel(ctx)
-	defer working.Wait()
-	defer quiet()
+	defer func() {
+		fail(nil)
+		quiet()
+		working.Wait()
+	}()
 	working.Go(func() { d.tick(ticking) })
 	for _, c := range d.shop.clerks {
 		working.Go(func() {
@@ -170,8 +177,8 @@ func (d *demo) open(fail context.CancelCauseFunc) (err error) {
 }
 
 func (d *demo) introduce() {
-	d.story.text("An outbox makes \"commit to the database and tell someone else\" one act. Here a shop keeps its orders in a",
-		"database, and a search index must always end up with the newest state of each, whatever goes wrong between.", "")
+	d.story.text("An outbox makes \"commit to the database\" and \"tell someone else\" one act. Here a shop keeps orders in a",
+		"database, and a search index must end up with the newest state of each, whatever goes wrong between.", "")
 	d.story.fact("shop", "%s: orders, and the outbox beside them", d.site.shopLabel)
 	d.story.fact("index", "%s: behind HTTP; it keeps the highest version of each order", d.site.indexLabel)
 	d.story.fact("relay", "a process of its own, that takes from the outbox and calls the index")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/seed-2b36b211/sqloutbox/outbox"
@@ -20,7 +21,7 @@ type summary struct {
 	RolledBack   int      `json:"rolled_back"`
 	Tombstones   int      `json:"tombstones"` // among those committed
 	Published    int      `json:"published"`  // states that reached the index
-	Superseded   int      `json:"superseded"` // replaced before they were sent
+	Superseded   int      `json:"superseded"` // replaced by a newer one while they waited, never sent
 	Duplicates   int      `json:"duplicates"` // sent again, and recognised
 	Outdated     int      `json:"outdated"`   // came after a newer one, and were refused
 	Refused      int      `json:"refused"`    // by the index at random, and tried again
@@ -186,18 +187,18 @@ func (s *summary) print(w io.Writer) {
 		return time.Duration(f * float64(time.Second)).Round(time.Millisecond).String()
 	}
 	fmt.Fprintln(w)
-	line("transactions committed", s.Committed, fmt.Sprintf("each staged one state; %s of them that an order is gone", number(s.Tombstones)))
+	line("transactions committed", s.Committed, fmt.Sprintf("each staged one state; %s say that an order is gone", number(s.Tombstones)))
 	line("transactions rolled back", s.RolledBack, "their states were never published")
-	line("states published", s.Published, fmt.Sprintf("%s after the commit in the median, %s at the most", seconds(s.DelayMedian), seconds(s.DelayMost)))
-	line("states superseded", s.Superseded, "replaced by a newer one before they were sent: that is right for state, wrong for events")
-	line("duplicates", s.Duplicates, "sent again after a kill, or repeated by the network; the index had that version")
-	line("too late", s.Outdated, "came after a newer version; the index refused them")
+	line("states published", s.Published, fmt.Sprintf("%s after the commit in the median, %s at most", seconds(s.DelayMedian), seconds(s.DelayMost)))
+	line("states superseded", s.Superseded, "a newer one came first, so never sent: right for state, wrong for events")
+	line("duplicates", s.Duplicates, "sent again after a kill, or repeated by the network: no harm")
+	line("outdated", s.Outdated, "came after a newer version, and the index refused them")
 	line("refused one by one", s.Refused, "by the index, at random; tried again")
-	line("requests failed", s.Failed, "while the index was down or broken; their entries were tried again")
+	line("requests failed", s.Failed, "while the index was down or broken; tried again")
 	line("relay processes killed", s.Kills, "")
 	line("entries left in the outbox", s.Waiting, "")
 	line("orders equal in both", s.Live, "")
-	line("orders gone in both", s.Gone, "cancelled last of all")
+	line("orders gone in both", s.Gone, "cancelled; the index keeps a tombstone of each")
 	fmt.Fprintln(w)
 	if s.Converged {
 		fmt.Fprintln(w, "Converged: the index has the newest state of every order, and nothing else.")

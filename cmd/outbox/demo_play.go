@@ -40,16 +40,16 @@ func (d *demo) play(ctx context.Context) error {
 }
 
 func (d *demo) killAfterIndex(ctx context.Context) error {
-	return d.kill(ctx, strikeAfter, "the index had taken a batch of %d, the outbox has not heard of it: it will be sent again")
+	return d.kill(ctx, strikeAfter, "killed relay process %d (SIGKILL) when the index had %d entries and the outbox did not know: they go again")
 }
 
 func (d *demo) killBeforeIndex(ctx context.Context) error {
-	return d.kill(ctx, strikeBefore, "the index never got the batch of %d that was on its way: it is not lost")
+	return d.kill(ctx, strikeBefore, "killed relay process %d (SIGKILL) with %d entries on their way to the index: they are not lost")
 }
 
 // kill kills the relay's process at a chosen moment of a publication, and
 // starts another one.
-func (d *demo) kill(ctx context.Context, at moment, consequence string) error {
+func (d *demo) kill(ctx context.Context, at moment, what string) error {
 	pid, batch, err := d.index.strike(ctx, at, d.relays.kill)
 	if err != nil {
 		return err
@@ -58,14 +58,14 @@ func (d *demo) kill(ctx context.Context, at moment, consequence string) error {
 		d.story.say("demo", "the relay has not called the index for %s: not killed", strikeWithin)
 		return nil
 	}
-	d.story.say("demo", "killed relay process %d (SIGKILL): "+consequence, pid, batch)
+	d.story.say("demo", what, pid, batch)
 	if err := pause(ctx, restartAfter); err != nil {
 		return err
 	}
 	if err := d.relays.start(); err != nil {
 		return err
 	}
-	d.story.say("demo", "what the dead relay held comes free when its lease lapses: %s here, 15s by default", demoLease)
+	d.story.say("demo", "what the dead one held comes free when its lease lapses: %s here, 15s by default", demoLease)
 	return nil
 }
 
@@ -82,7 +82,7 @@ func (d *demo) indexDown(ctx context.Context) error {
 
 func (d *demo) indexBroken(ctx context.Context) error {
 	d.index.set(indexBroken)
-	d.story.say("index", "broken: it answers 500 to everything; this says less than a 503, so entries are tried again one by one")
+	d.story.say("index", "broken: it answers 500 to everything, a plain error: entries are tried again after a backoff")
 	if err := d.shop.reach(ctx, 0.92); err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ const (
 	changesPerOrder = 6
 	ordersChannel   = "orders"
 
-	workPart     = 0.75 // of the demo's duration; the rest is for what then waits
+	workPart     = 0.9  // of the demo's duration; the rest is for what then waits
 	declinedPart = 0.08 // of transactions: rolled back
 	cancelPart   = 0.12 // of changes: the order is deleted
 )
@@ -155,14 +155,15 @@ func (c *clerk) work(ctx context.Context) error {
 // next decides on the i-th change: every order once, then the first ones more
 // often than others.
 func (c *clerk) next(i int) change {
+	first := i < len(c.ids)
 	id := c.ids[i%len(c.ids)]
-	if i >= len(c.ids) {
+	if !first {
 		r := c.rng.Float64()
 		id = c.ids[int(r*r*float64(len(c.ids)))]
 	}
 	was := c.at[id]
 	ch := change{id: id, was: was, to: order{Revision: was.Revision + 1}}
-	ch.declined = c.rng.Float64() < declinedPart
+	ch.declined = !first && c.rng.Float64() < declinedPart
 	switch {
 	case was.Status == "" || was.Status == "cancelled":
 		ch.to.Status, ch.to.Cents = "placed", 100+c.rng.Int64N(50_000)

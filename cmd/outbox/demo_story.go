@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -21,10 +22,18 @@ type story struct {
 	shown time.Time                // when progress was last written as a line
 	bar   *progressbar.ProgressBar // nil: not on a terminal, or not yet, or not any more
 	live  bool                     // the bar may be shown
+	fail  context.CancelCauseFunc  // called when nothing can be written any more
 }
 
 func newStory(w io.Writer, terminal bool) *story {
 	return &story{w: w, live: terminal, start: time.Now()}
+}
+
+// onBroken has fail called when a line cannot be written.
+func (s *story) onBroken(fail context.CancelCauseFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = fail
 }
 
 // begin starts the clock and the bar.
@@ -77,13 +86,15 @@ func (s *story) say(who, format string, args ...any) {
 }
 
 func (s *story) line(text string) {
-	if s.bar == nil {
-		fmt.Fprintln(s.w, text)
-		return
+	if s.bar != nil {
+		_ = s.bar.Clear()
 	}
-	_ = s.bar.Clear()
-	fmt.Fprintln(s.w, text)
-	_ = s.bar.RenderBlank()
+	if _, err := fmt.Fprintln(s.w, text); err != nil && s.fail != nil {
+		s.fail(err)
+	}
+	if s.bar != nil {
+		_ = s.bar.RenderBlank()
+	}
 }
 
 // progress moves the bar, or writes a line every other second.
@@ -100,5 +111,5 @@ func (s *story) progress(done, waiting int) {
 	}
 	s.shown = time.Now()
 	s.line(fmt.Sprintf("%5.1fs  %-6s %s of %s transactions; %s entries wait in the outbox",
-		time.Since(s.start).Seconds(), "...", number(done), number(s.total), number(waiting)))
+		time.Since(s.start).Seconds(), "so far", number(done), number(s.total), number(waiting)))
 }
