@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ type cutCase struct {
 	proxy     *proxy
 	book      *logbook
 	witness   witness
-	cancelled bool
+	cancelled atomic.Bool
 	stop      func() error
 }
 
@@ -62,7 +63,7 @@ func (c *cutCase) publish(ctx context.Context, batch []*outbox.Entry[string]) er
 	if c.statement == "extend_1" {
 		select {
 		case <-ctx.Done():
-			c.cancelled = true
+			c.cancelled.Store(true)
 		case <-time.After(2 * cutLease):
 		}
 	}
@@ -80,7 +81,7 @@ func (c *cutCase) check(t *testing.T) {
 		attempt = 2 // the first claim was lost with its answer, and its lease had to lapse
 	}
 	require.Equal(t, attempt, c.witness.all()[0].attempt)
-	require.False(t, c.cancelled, "the leases were held")
+	require.False(t, c.cancelled.Load(), "the leases were held")
 	eventually(t, "the relay to notice", func() bool { return c.book.count(outbox.EventRecover) > 0 })
 	require.NoError(t, c.stop())
 	require.Zero(t, c.book.count(outbox.EventLost), "%q", c.book.noise())

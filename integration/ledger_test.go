@@ -1,11 +1,13 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -266,4 +268,15 @@ func upTo(d time.Duration) time.Duration { return rand.N(d) }
 func install(t testing.TB, db *sql.DB, d dialect.Dialect) {
 	t.Helper()
 	require.NoError(t, migrations.Up(context.Background(), db, d))
+}
+
+func uninstall(t testing.TB, db *sql.DB, d dialect.Dialect) {
+	t.Helper()
+	require.NoError(t, migrations.Down(context.Background(), db, d, true))
+}
+
+func sorted[T cmp.Ordered](list []T) []T {
+	list = slices.Clone(list)
+	slices.Sort(list)
+	return list
 }

@@ -76,7 +76,7 @@ func (b *batch) process(n *run) tally {
 	v := b.job.judge(end, b.c.backoff)
 	b.verdict = v
 	b.c.learn(b, v, end)
-	b.report(n, v, end)
+	b.report(v, end)
 	b.reportDestination(n, v, end)
 	settled := b.settle(n, v)
 	if errors.Is(end.cause, errShutdown) && settled.left == 0 {
@@ -96,7 +96,7 @@ func giveBack(rows []Row, delay time.Duration) verdict {
 }
 
 // report tells people and metrics how a publication went.
-func (b *batch) report(n *run, v verdict, end ending) {
+func (b *batch) report(v verdict, end ending) {
 	r, ch := b.c.r, b.c.name
 	took := time.Since(b.began)
 	if len(b.rows) > v.broken {

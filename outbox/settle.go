@@ -40,7 +40,7 @@ func (b *batch) settle(n *run, v verdict) tally {
 	}
 	began := time.Now()
 	t, busy := b.settleOnce(n, v.ss)
-	b.settled(n, t, v, time.Since(began))
+	b.settled(t, v, time.Since(began))
 	if len(busy) == 0 {
 		return t
 	}
@@ -112,7 +112,7 @@ func (t *tally) count(o Outcome, res Result) {
 }
 
 // settled lets the channel and its observers follow.
-func (b *batch) settled(n *run, t tally, v verdict, took time.Duration) {
+func (b *batch) settled(t tally, v verdict, took time.Duration) {
 	if t.published > 0 {
 		b.c.r.observe(Event{Kind: EventSettle, Channel: b.c.name, Rows: t.published, Duration: took})
 	}
@@ -139,7 +139,7 @@ func (b *batch) settleLate(ctx context.Context, n *run, busy []Settlement) tally
 			break
 		}
 		u, still := b.settleOnce(n, busy)
-		b.settled(n, u, verdict{}, 0)
+		b.settled(u, verdict{}, 0)
 		t.add(u)
 		busy = still
 	}

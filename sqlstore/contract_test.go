@@ -2,6 +2,7 @@ package sqlstore_test
 
 import (
 	"database/sql"
+	"fmt"
 	"net/url"
 	"path/filepath"
 	"testing"
@@ -36,6 +37,10 @@ func opener(d dialect.Dialect, driver string, dsn func(t *testing.T) string, clo
 	}
 }
 
+func pgDSN(t *testing.T) string { return pgtest.DSN(t) }
+
+func sqlite(db *sql.DB) bool { return fmt.Sprintf("%T", db.Driver()) == "*sqlite.Driver" }
+
 func sqliteFile(t *testing.T) string {
 	return dialect.SQLiteDSN(filepath.Join(t.TempDir(), "contract.db"))
 }
@@ -55,7 +60,7 @@ func TestContractOnPostgres(t *testing.T) {
 	}
 	for name, clock := range clocks() {
 		t.Run(name, func(t *testing.T) {
-			open := opener(dialect.Postgres(), "pgx", func(t *testing.T) string { return pgtest.DSN(t) }, clock)
+			open := opener(dialect.Postgres(), "pgx", pgDSN, clock)
 			outboxtest.LatestSuite{Open: open, Clock: clock}.Run(t)
 		})
 	}

@@ -37,9 +37,27 @@ func (s *Store) StageRows(ctx context.Context, tx outbox.Tx, channel string, row
 		s.hint(outbox.Hint{
 			Channel: outbox.Channel{System: outbox.SystemLatest, Name: channel},
 			Version: versions[len(versions)-1],
+			Wait:    s.untilDue(batchDelay),
 		})
 	}
 	return versions, nil
+}
+
+// untilDue is how long a row staged now waits for its window's end, by the
+// host's clock: a hint needs no better, and relays ask the store besides.
+func (s *Store) untilDue(batchDelay time.Duration) time.Duration {
+	if batchDelay <= 0 {
+		return 0
+	}
+	now := time.Now()
+	if s.clock != nil {
+		now = s.clock()
+	}
+	past := time.Duration(now.UnixMicro()%micros(batchDelay)) * time.Microsecond
+	if past == 0 {
+		return 0
+	}
+	return batchDelay - past
 }
 
 // stage writes up to StageLimit rows and appends their versions.

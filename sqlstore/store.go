@@ -79,7 +79,12 @@ func (s *Store) now() any {
 // [Store.Retryable]. An outbox.ErrCommit means that the answer to the COMMIT
 // was lost: it may have taken effect.
 func (s *Store) Transact(ctx context.Context, o *sql.TxOptions, f func(tx *sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, o)
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return fmt.Errorf("begin transaction: %w", err)
+	}
+	defer conn.Close()
+	tx, err := conn.BeginTx(ctx, o)
 	if err != nil {
 		return fmt.Errorf("begin transaction: %w", err)
 	}
@@ -87,24 +92,27 @@ func (s *Store) Transact(ctx context.Context, o *sql.TxOptions, f func(tx *sql.T
 	if err := f(tx); err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("commit transaction: %w", err)
+	}
 	if err := tx.Commit(); err != nil {
-		return s.commitError(ctx, err)
+		return s.commitError(ctx, conn, err)
 	}
 	s.Wake()
 	return nil
 }
 
-// commitError tells a COMMIT that was refused from one whose answer was lost.
-func (s *Store) commitError(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(err, sql.ErrTxDone):
-		return fmt.Errorf("commit transaction: %w", cancelled(ctx, err))
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()) && s.d.HostClock():
-		return fmt.Errorf("commit transaction: %w", err) // SQLite rolled it back
-	case s.d.Classify(err) == dialect.FaultOther:
-		return fmt.Errorf("commit transaction: %w: %w", outbox.ErrCommit, err)
+// commitError tells a COMMIT that was refused from one whose answer was lost:
+// after a refusal the connection still works.
+func (s *Store) commitError(ctx context.Context, conn *sql.Conn, err error) error {
+	if s.d.Classify(err) == dialect.FaultOther && !errors.Is(err, sql.ErrTxDone) {
+		ping, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if conn.PingContext(ping) != nil {
+			return fmt.Errorf("commit transaction: %w: %w", outbox.ErrCommit, err)
+		}
 	}
-	return fmt.Errorf("commit transaction: %w", err)
+	return fmt.Errorf("commit transaction: %w", cancelled(ctx, err))
 }
 
 // Retryable reports whether err means that the transaction did nothing and may

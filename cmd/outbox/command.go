@@ -29,7 +29,7 @@ func (a *app) command() *cli.Command {
 			&cli.StringFlag{Name: "dsn", Usage: "the `database`; defaults to $OUTBOX_DSN"},
 			&cli.StringFlag{Name: "schema", Usage: "`schema` of the outbox's tables; defaults to public (SQLite: main)"},
 			&cli.StringFlag{Name: "prefix", Usage: "`prefix` of the names of its tables", Value: "outbox_"},
-			&cli.DurationFlag{Name: "timeout", Usage: "give up after this `duration`; 0: never", Value: 30 * time.Second},
+			&cli.DurationFlag{Name: "timeout", Usage: "give up after this `duration`, 0: never; migrate up and down take it only if given", Value: 30 * time.Second},
 		},
 		Commands: []*cli.Command{
 			a.demoCommand(),
@@ -56,7 +56,7 @@ func (a *app) command() *cli.Command {
 // usageError.
 func prepare(c *cli.Command) {
 	c.OnUsageError = func(_ context.Context, c *cli.Command, err error, _ bool) error {
-		return usagef("%s: %w", c.FullName(), err)
+		return usagef("%s%w", said(c), err)
 	}
 	if c.Action == nil {
 		c.Action = group
@@ -85,10 +85,29 @@ func group(_ context.Context, c *cli.Command) error {
 		return cli.ShowSubcommandHelp(c)
 	}
 	hint := ""
-	if near := cli.SuggestCommand(c.VisibleCommands(), name); near != "" {
+	// It always finds one; one that begins otherwise is no help.
+	if near := cli.SuggestCommand(c.VisibleCommands(), name); near != "" && near[0] == name[0] {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
-	return usagef("%s: there is no command %q%s", c.FullName(), name, hint)
+	return usagef("%sthere is no command %q%s", said(c), name, hint)
+}
+
+// said is what an error about a command line begins with: "migrate up: ".
+func said(c *cli.Command) string {
+	if c.Root() == c {
+		return ""
+	}
+	return strings.TrimPrefix(c.FullName(), "outbox ") + ": "
+}
+
+// helpFor is the command that tells more about a command line.
+func helpFor(c *cli.Command, args []string) string {
+	for _, arg := range args {
+		if sub := c.Command(arg); sub != nil {
+			c = sub
+		}
+	}
+	return c.FullName() + " --help"
 }
 
 // checkArgs compares the arguments of a command with the names of those that
@@ -96,19 +115,20 @@ func group(_ context.Context, c *cli.Command) error {
 func checkArgs(c *cli.Command, names []string) error {
 	switch given := c.Args(); {
 	case given.Len() < len(names):
-		return usagef("%s: %s is missing", c.FullName(), names[given.Len()])
+		return usagef("%s%s is missing", said(c), names[given.Len()])
 	case given.Len() > len(names) && len(names) == 0:
-		return usagef("%s: takes no argument, but was given %q; a database is named by --dsn", c.FullName(), given.First())
+		return usagef("%stakes no argument, but was given %q; a database is named by --dsn", said(c), given.First())
 	case given.Len() > len(names):
-		return usagef("%s: takes only %s, but was also given %q", c.FullName(), strings.Join(names, " "), given.Get(len(names)))
+		return usagef("%stakes only %s, but was also given %q", said(c), strings.Join(names, " "), given.Get(len(names)))
 	}
 	return nil
 }
 
-// limited returns ctx with the --timeout of c.
-func limited(ctx context.Context, c *cli.Command) (context.Context, context.CancelFunc) {
+// limited returns ctx with the --timeout of c. What is patient has none unless
+// it was given: a migration may take its time.
+func limited(ctx context.Context, c *cli.Command, patient bool) (context.Context, context.CancelFunc) {
 	d := c.Duration("timeout")
-	if d <= 0 {
+	if d <= 0 || patient && !c.IsSet("timeout") {
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeoutCause(ctx, d, fmt.Errorf("gave up after %s (--timeout)", d))

@@ -53,9 +53,9 @@ func readDemoOptions(c *cli.Command) (demoOptions, error) {
 	}
 	switch {
 	case o.duration < time.Second || o.duration > time.Hour:
-		return o, usagef("%s: --duration is %s, not 1s to 1h", c.FullName(), o.duration)
+		return o, usagef("%s--duration is %s, not 1s to 1h", said(c), o.duration)
 	case o.orders < 1 || o.orders > 100_000:
-		return o, usagef("%s: --orders is %d, not 1 to 100000", c.FullName(), o.orders)
+		return o, usagef("%s--orders is %d, not 1 to 100000", said(c), o.orders)
 	}
 	return o, nil
 }
@@ -83,6 +83,9 @@ func (a *app) demo(ctx context.Context, c *cli.Command) (err error) {
 	}()
 	d := &demo{o: o, site: s, story: st, beforeCompare: a.beforeCompare}
 	sum, err := d.run(ctx)
+	if ctx.Err() != nil {
+		st.say("demo", "interrupted: nothing is compared")
+	}
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func (d *demo) summarise(waiting int) *summary {
 		sum.DelayMedian, sum.DelayMost = delays[n/2], delays[n-1]
 	}
 	if waiting > 0 {
-		sum.problem("%d entries are left in the outbox", waiting)
+		sum.problem("%s left in the outbox", entries(waiting))
 	}
 	return sum
 }
@@ -181,7 +181,7 @@ func (s *site) readIndex(ctx context.Context) (map[string]kept, error) {
 // print writes the summary for people.
 func (s *summary) print(w io.Writer) {
 	line := func(subject string, n int, comment string) {
-		fmt.Fprintf(w, "  %-28s %7s   %s\n", subject, number(n), comment)
+		fmt.Fprintln(w, strings.TrimRight(fmt.Sprintf("  %-26s %7s  %s", subject, number(n), comment), " "))
 	}
 	seconds := func(f float64) string {
 		return time.Duration(f * float64(time.Second)).Round(time.Millisecond).String()

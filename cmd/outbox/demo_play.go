@@ -40,11 +40,11 @@ func (d *demo) play(ctx context.Context) error {
 }
 
 func (d *demo) killAfterIndex(ctx context.Context) error {
-	return d.kill(ctx, strikeAfter, "killed relay process %d (SIGKILL) when the index had %d entries and the outbox did not know: they go again")
+	return d.kill(ctx, strikeAfter, "killed relay process %d (SIGKILL) when the index had %s and the outbox did not know: sent again")
 }
 
 func (d *demo) killBeforeIndex(ctx context.Context) error {
-	return d.kill(ctx, strikeBefore, "killed relay process %d (SIGKILL) with %d entries on their way to the index: they are not lost")
+	return d.kill(ctx, strikeBefore, "killed relay process %d (SIGKILL) with %s on the way to the index: not lost")
 }
 
 // kill kills the relay's process at a chosen moment of a publication, and
@@ -58,7 +58,7 @@ func (d *demo) kill(ctx context.Context, at moment, what string) error {
 		d.story.say("demo", "the relay has not called the index for %s: not killed", strikeWithin)
 		return nil
 	}
-	d.story.say("demo", what, pid, batch)
+	d.story.say("demo", what, pid, entries(batch))
 	if err := pause(ctx, restartAfter); err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (d *demo) shopClosed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.story.say("shop", "closed: %s transactions ended; %s entries still wait for the index", number(d.shop.total), number(waiting))
+	d.story.say("shop", "closed: %s transactions ended; %s still to be published", number(d.shop.total), entries(waiting))
 	return nil
 }
 

@@ -107,7 +107,7 @@ func (r *relays) listen(stdout io.Reader) {
 		case outbox.EventSlow:
 			r.story.say("relay", "whole batches keep failing: waits %s before the next", age(e.Delay))
 		case outbox.EventLost:
-			r.story.say("relay", "lost the leases of %d entries", e.Rows)
+			r.story.say("relay", "lost the leases of %s", entries(e.Rows))
 		case outbox.EventTrouble:
 			r.story.say("relay", "trouble with the database: %s", oneLine(e.Error))
 		case outbox.EventRecover:

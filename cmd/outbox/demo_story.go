@@ -102,7 +102,7 @@ func (s *story) progress(done, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.bar != nil {
-		s.bar.Describe(fmt.Sprintf("%4d entries wait; transactions", waiting))
+		s.bar.Describe(fmt.Sprintf("%4d in the outbox; transactions", waiting))
 		_ = s.bar.Set(done)
 		return
 	}
@@ -110,6 +110,6 @@ func (s *story) progress(done, waiting int) {
 		return
 	}
 	s.shown = time.Now()
-	s.line(fmt.Sprintf("%5.1fs  %-6s %s of %s transactions; %s entries wait in the outbox",
-		time.Since(s.start).Seconds(), "so far", number(done), number(s.total), number(waiting)))
+	s.line(fmt.Sprintf("%5.1fs  %-6s %s of %s transactions; %s in the outbox",
+		time.Since(s.start).Seconds(), "so far", number(done), number(s.total), entries(waiting)))
 }

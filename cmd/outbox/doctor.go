@@ -58,7 +58,7 @@ func (a *app) doctor(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := limited(ctx, c)
+	ctx, cancel := limited(ctx, c, false)
 	defer cancel()
 	d := &diagnosis{Database: t.label, Schema: t.d.Schema(), Prefix: t.d.Prefix(), OK: true}
 	d.examine(ctx, t)

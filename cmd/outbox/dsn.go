@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -100,7 +101,7 @@ func parsePostgres(dsn string) (target, error) {
 func checkURL(dsn string) error {
 	u, err := url.Parse(dsn)
 	at := strings.Contains(dsn, "@")
-	if err == nil && !(at && u.User == nil && !strings.Contains(u.RawQuery, "=")) && u.Fragment == "" {
+	if err == nil && (u.User != nil || !at) && u.Fragment == "" {
 		return nil
 	}
 	if err != nil && !at && !mentions(errors.Unwrap(err).Error(), secret(dsn)) {
@@ -196,6 +197,7 @@ type purpose int
 const (
 	toOperate purpose = iota
 	toInstall         // a SQLite file may be created, and is put into WAL mode
+	toRemove
 	toExamine         // a SQLite DSN is left as it is, to be judged
 )
 
@@ -208,6 +210,8 @@ func (t target) open(p purpose) (*sql.DB, error) {
 	switch {
 	case err == nil && info.IsDir():
 		return nil, fmt.Errorf("open SQLite file %s: it is a directory", t.path)
+	case errors.Is(err, fs.ErrNotExist) && p != toInstall:
+		return nil, fmt.Errorf("open SQLite file %s: it does not exist; outbox migrate up would make it", t.path)
 	case err != nil && p != toInstall:
 		return nil, fmt.Errorf("open SQLite file: %w", err)
 	}

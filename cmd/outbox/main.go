@@ -54,13 +54,14 @@ type app struct {
 // run runs a command line, its first element being the program's name, and
 // returns the exit code.
 func (a app) run(ctx context.Context, args []string) int {
-	err := a.command().Run(ctx, args)
+	c := a.command()
+	err := c.Run(ctx, args)
 	var usage *usageError
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.As(err, &usage), errors.Is(err, outbox.ErrInvalid):
-		fmt.Fprintf(a.stderr, "outbox: %s\nSee outbox --help.\n", redact(err.Error()))
+		fmt.Fprintf(a.stderr, "outbox: %s\nSee %s.\n", redact(err.Error()), helpFor(c, args[1:]))
 		return exitUsage
 	case ctx.Err() != nil:
 		fmt.Fprintln(a.stderr, "outbox: interrupted")

@@ -73,7 +73,7 @@ func (a *app) migrateUp(ctx context.Context, c *cli.Command) error {
 
 func (a *app) migrateDown(ctx context.Context, c *cli.Command) error {
 	drop := c.Bool("drop-undelivered")
-	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
+	return a.with(ctx, c, toRemove, func(ctx context.Context, s *session) error {
 		steps, err := migrations.Status(ctx, s.db, s.d)
 		if err != nil {
 			return err

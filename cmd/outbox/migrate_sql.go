@@ -23,7 +23,7 @@ func (a *app) migrateSQLCommand() *cli.Command {
 			"With --dir, plain files are named as golang-migrate, dbmate and others expect them (NNNN_name.up.sql, NNNN_name.down.sql),\n" +
 			"and with --goose as goose does (NNNN_name.sql).",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "dialect", Usage: "`postgres` or sqlite; defaults to that of the DSN"},
+			&cli.StringFlag{Name: "dialect", Usage: "`name`: postgres or sqlite; defaults to that of the DSN"},
 			&cli.BoolFlag{Name: "down", Usage: "print what removes the tables"},
 			&cli.BoolFlag{Name: "goose", Usage: "keep goose's annotations, with both directions in one file"},
 			&cli.StringFlag{Name: "dir", Usage: "write files into this `directory` instead; none is overwritten"},
@@ -38,7 +38,7 @@ func (a *app) migrateSQL(_ context.Context, c *cli.Command) error {
 		return err
 	}
 	if c.Bool("down") && (c.Bool("goose") || c.IsSet("dir")) {
-		return usagef("%s: --down goes neither with --goose nor with --dir, which give both directions", c.FullName())
+		return usagef("%s--down goes neither with --goose nor with --dir, which give both directions", said(c))
 	}
 	files, err := migrations.Files(d)
 	if err != nil {

@@ -20,7 +20,7 @@ func (a *app) pauseCommand() *cli.Command {
 		Description: "Publications in flight end, and none begins; staging goes on. The pause ends by itself, or by outbox resume.\n" +
 			"Pausing a paused channel sets the duration and the reason anew.",
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "for", Usage: "how long: a `duration` such as 90s, 15m or 48h; required"},
+			&cli.DurationFlag{Name: "for", HideDefault: true, Usage: "how long: a `duration` such as 90s, 15m or 48h; required"},
 			&cli.StringFlag{Name: "reason", Usage: "why, for those who look at the stats"},
 		},
 		Action: a.pause,
@@ -31,11 +31,11 @@ func (a *app) pause(ctx context.Context, c *cli.Command) error {
 	name, d, reason := c.Args().First(), c.Duration("for"), c.String("reason")
 	switch err := outbox.ValidChannel(name); {
 	case err != nil:
-		return usagef("%s: %w", c.FullName(), err)
+		return usagef("%s%w", said(c), err)
 	case !c.IsSet("for"):
-		return usagef("%s: --for is missing: how long, for example --for 1h", c.FullName())
+		return usagef("%s--for is missing: how long, for example --for 1h", said(c))
 	case d <= 0:
-		return usagef("%s: --for is %s: outbox resume ends a pause", c.FullName(), d)
+		return usagef("%s--for is %s: outbox resume ends a pause", said(c), d)
 	}
 	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
 		stats, err := s.store.Stats(ctx)
@@ -63,7 +63,7 @@ func (a *app) resumeCommand() *cli.Command {
 func (a *app) resume(ctx context.Context, c *cli.Command) error {
 	name := c.Args().First()
 	if err := outbox.ValidChannel(name); err != nil {
-		return usagef("%s: %w", c.FullName(), err)
+		return usagef("%s%w", said(c), err)
 	}
 	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
 		stats, err := s.store.Stats(ctx)

@@ -19,7 +19,7 @@ func (a *app) statsCommand() *cli.Command {
 			"A channel in which nothing waits is not shown unless it is paused. Counts stop at " + number(outbox.StatsCap) + ".",
 		Flags: []cli.Flag{
 			jsonFlag(),
-			&cli.DurationFlag{Name: "watch", Usage: "show it again every `interval`, until interrupted"},
+			&cli.DurationFlag{Name: "watch", HideDefault: true, Usage: "show it again every `interval`, until interrupted"},
 		},
 		Action: a.stats,
 	}
@@ -28,7 +28,7 @@ func (a *app) statsCommand() *cli.Command {
 func (a *app) stats(ctx context.Context, c *cli.Command) error {
 	every := c.Duration("watch")
 	if every < 0 || c.IsSet("watch") && every < 100*time.Millisecond {
-		return usagef("%s: --watch is %s, less than 100ms", c.FullName(), every)
+		return usagef("%s--watch is %s, less than 100ms", said(c), every)
 	}
 	if every == 0 {
 		return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error { return a.showStats(ctx, c, s) })
@@ -56,7 +56,7 @@ func (a *app) stats(ctx context.Context, c *cli.Command) error {
 
 // showAgain is one showing of --watch. It keeps to the --timeout each time.
 func (a *app) showAgain(ctx context.Context, c *cli.Command, s *session) error {
-	ctx, cancel := limited(ctx, c)
+	ctx, cancel := limited(ctx, c, false)
 	defer cancel()
 	if !c.Bool("json") {
 		if a.terminal {

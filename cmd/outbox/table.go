@@ -72,3 +72,11 @@ func number(n int) string {
 	}
 	return s
 }
+
+// entries writes 1 entry, 2 entries.
+func entries(n int) string {
+	if n == 1 {
+		return "1 entry"
+	}
+	return number(n) + " entries"
+}

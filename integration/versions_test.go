@@ -1,0 +1,458 @@
+package integration
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/seed-2b36b211/sqloutbox/dialect"
+	"github.com/seed-2b36b211/sqloutbox/outbox"
+	"github.com/seed-2b36b211/sqloutbox/sqlstore"
+)
+
+// A contest is many writers of few keys against relays that publish and delete
+// them at once.
+type contest struct {
+	s       *site
+	store   *sqlstore.Store
+	writers int
+	keys    int
+	bulk    bool                 // some writers stage all keys at once
+	levels  []sql.IsolationLevel // of the writers, in turn
+	pause   time.Duration        // between a writer's transactions, at most
+}
+
+// run lets the writers write until enough, and returns what was committed and
+// what arrived.
+func (c contest) run(t *testing.T, enough func(*ledger, *mirror) bool) (*ledger, *mirror) {
+	l := latestOn(t, c.store, "hot")
+	book, m := newLedger(), newMirror()
+	ctx, stop := context.WithCancel(context.Background())
+	var writers, relays sync.WaitGroup
+	for i := range c.writers {
+		writers.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				if err := c.write(l, book, i, n); err != nil && !c.store.Retryable(err) {
+					t.Errorf("writer %d: %v", i, err)
+					return
+				}
+				time.Sleep(upTo(c.pause)) // a key that is always held is never published
+			}
+		})
+	}
+	relaying, halt := context.WithCancel(context.Background())
+	for range 2 {
+		relays.Go(func() {
+			consume(relaying, t, c.store, "hot", func(r outbox.Row) { m.take(r.Key, r.Version, string(r.Payload)) })
+		})
+	}
+	deadline := time.Now().Add(60 * time.Second)
+	for !enough(book, m) && time.Now().Before(deadline) && !t.Failed() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	stop()
+	writers.Wait()
+	halt()
+	relays.Wait()
+	drained(t, c.store, "hot", func(r outbox.Row) { m.take(r.Key, r.Version, string(r.Payload)) })
+	return book, m
+}
+
+// write stages in one transaction, in one of the ways that callers do.
+func (c contest) write(l *outbox.Latest[string], book *ledger, writer, n int) error {
+	level := c.levels[writer%len(c.levels)]
+	tx, err := c.s.db.BeginTx(context.Background(), &sql.TxOptions{Isolation: level})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	var keys []string
+	if c.bulk && writer%3 == 0 {
+		for _, k := range rand.Perm(c.keys)[:1+rand.N(c.keys)] {
+			keys = append(keys, fmt.Sprint("key", k))
+		}
+	} else {
+		keys = []string{fmt.Sprint("key", rand.N(c.keys))}
+	}
+	value := fmt.Sprint(writer, ".", n)
+	if n%4 == 1 {
+		if err := undone(tx, l, keys[0]); err != nil {
+			return err
+		}
+	}
+	items := make([]outbox.Item[string], len(keys))
+	for i, key := range keys {
+		items[i] = outbox.Item[string]{Key: key, Value: value}
+	}
+	versions, err := l.StageMany(context.Background(), tx, items)
+	if err != nil {
+		return err
+	}
+	turn := book.turn() // while the keys are ours
+	if n%5 == 2 {
+		return nil // rolled back
+	}
+	if err := tx.Commit(); err != nil {
+		return err
+	}
+	for i, key := range keys {
+		book.committed(key, commit{turn, versions[i], `"` + value + `"`})
+	}
+	return nil
+}
+
+// undone stages inside a savepoint that is rolled back.
+func undone(tx *sql.Tx, l *outbox.Latest[string], key string) error {
+	if _, err := tx.Exec(`SAVEPOINT s`); err != nil {
+		return err
+	}
+	if _, err := l.Stage(context.Background(), tx, key, "undone"); err != nil {
+		return err
+	}
+	_, err := tx.Exec(`ROLLBACK TO SAVEPOINT s`)
+	return err
+}
+
+// inCommitOrder tells where a key's versions do not grow in the order in which
+// they were committed.
+func (l *ledger) inCommitOrder(t *testing.T) {
+	t.Helper()
+	seen := map[outbox.Version]string{}
+	for key, commits := range l.all {
+		byTurn := map[int64]commit{}
+		turns := make([]int64, 0, len(commits))
+		for _, c := range commits {
+			require.NotContains(t, seen, c.version, "given out twice, to %s and to %s", seen[c.version], key)
+			seen[c.version] = key
+			byTurn[c.turn] = c
+			turns = append(turns, c.turn)
+		}
+		last := commit{}
+		for _, turn := range sorted(turns) {
+			require.Greater(t, byTurn[turn].version, last.version, "of key %s, %s committed after %s", key, byTurn[turn].value, last.value)
+			last = byTurn[turn]
+		}
+	}
+}
+
+func after(d time.Duration) func(*ledger, *mirror) bool {
+	end := time.Now().Add(d)
+	return func(*ledger, *mirror) bool { return time.Now().After(end) }
+}
+
+// TestG2VersionsOfAHotKeyGrowInCommitOrder: with one key, 16 writers and relays
+// that delete it at once, a version drawn before the row is held regresses
+// within a second.
+func TestG2VersionsOfAHotKeyGrowInCommitOrder(t *testing.T) {
+	onBothUnsynced(t, func(t *testing.T, s *site) {
+		levels := map[string][]sql.IsolationLevel{"default": {sql.LevelDefault}}
+		if s.postgres() {
+			levels["repeatable read"] = []sql.IsolationLevel{sql.LevelRepeatableRead}
+			levels["mixed"] = []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
+		}
+		for name, mix := range levels {
+			t.Run(name, func(t *testing.T) {
+				c := contest{s: s, store: s.store, writers: 16, keys: 1, levels: mix, pause: 10 * time.Millisecond}
+				book, m := c.run(t, after(1500*time.Millisecond))
+				t.Logf("%d commits, %d publications", book.commits(), m.published)
+				book.inCommitOrder(t)
+				require.Empty(t, m.regressions())
+				require.Empty(t, m.differs(book))
+				require.Greater(t, m.published, 20)
+			})
+		}
+	})
+}
+
+// TestG2BulkAndSingleStagesKeepCommitOrder: the same for StageMany, on keys that
+// overlap with those of others.
+func TestG2BulkAndSingleStagesKeepCommitOrder(t *testing.T) {
+	onBothUnsynced(t, func(t *testing.T, s *site) {
+		c := contest{s: s, store: s.store, writers: 12, keys: 8, bulk: true,
+			levels: []sql.IsolationLevel{sql.LevelDefault}, pause: 10 * time.Millisecond}
+		book, m := c.run(t, after(2*time.Second))
+		t.Logf("%d commits, %d publications", book.commits(), m.published)
+		book.inCommitOrder(t)
+		require.Empty(t, m.regressions())
+		require.Empty(t, m.differs(book))
+	})
+}
+
+// TestG2RegressionsAppearWithoutTheSecondDraw shows that the tests above would
+// notice: the same contest over a stage function that does not draw again.
+func TestG2RegressionsAppearWithoutTheSecondDraw(t *testing.T) {
+	onlyPostgres(t, func(t *testing.T, s *site) {
+		broken := dialect.Postgres().In("", "broken_")
+		install(t, s.db, broken)
+		withoutSecondDraw(t, s.db, broken)
+		store, err := sqlstore.New(s.open(), broken, sqlstore.Options{})
+		require.NoError(t, err)
+		c := contest{s: s, store: store, writers: 16, keys: 1, levels: []sql.IsolationLevel{sql.LevelDefault}, pause: 10 * time.Millisecond}
+		_, m := c.run(t, func(_ *ledger, m *mirror) bool { return len(m.regressions()) > 0 })
+		require.NotEmpty(t, m.regressions(), "the contest is too tame to show a regression")
+	})
+}
+
+// withoutSecondDraw lets the stage functions find that no version has moved.
+func withoutSecondDraw(t *testing.T, db *sql.DB, d dialect.Dialect) {
+	const moved = "IS DISTINCT FROM e.version"
+	functions := tableOf(t, db, `SELECT pg_get_functiondef(oid) FROM pg_proc WHERE starts_with(proname, $1)`, d.Prefix()+"stage")
+	require.NotEmpty(t, functions)
+	for _, text := range functions {
+		require.Equal(t, 1, strings.Count(text, moved))
+		text = strings.Replace(text, moved, moved+" AND false", 1)
+		_, err := db.Exec(strings.Trim(text, "[]"))
+		require.NoError(t, err)
+	}
+}
+
+// TestG2VersionsOutliveRows: neither acknowledging nor deleting, nor what
+// operators do to a database, lets versions start again.
+func TestG2VersionsOutliveRows(t *testing.T) {
+	onBoth(t, func(t *testing.T, s *site) {
+		last := outbox.Version(0)
+		grows := func(why string) {
+			t.Helper()
+			v := s.stage(s.latest("orders"), "k", why)
+			require.Greater(t, v, last, why)
+			last = v
+		}
+		grows("first")
+		grows("replaced")
+		drained(t, s.store, "orders", func(outbox.Row) {})
+		require.True(t, s.empty())
+		grows("acknowledged")
+		require.NoError(t, s.store.DiscardRow(t.Context(), "orders", "k", last))
+		grows("discarded")
+		s.exec(s.dialect.Render(`DELETE FROM {t:entries}`))
+		grows("deleted by hand")
+		s.exec(`VACUUM`)
+		grows("vacuumed")
+		if s.postgres() {
+			s.exec(s.dialect.Render(`VACUUM FULL {t:entries}`))
+			s.exec(s.dialect.Render(`TRUNCATE {t:entries}`))
+		} else {
+			s.exec(`PRAGMA wal_checkpoint(TRUNCATE)`)
+		}
+		grows("truncated")
+		s.db.Close()
+		s.db, s.store = s.open(), s.newStore(sqlstore.Options{})
+		grows("opened again")
+		past := time.Now().Add(-time.Hour)
+		s.store = s.newStore(sqlstore.Options{Clock: func() time.Time { return past }})
+		grows("clock an hour back")
+		grows("clock standing still")
+		require.Less(t, last, outbox.Version(1<<53))
+		near := outbox.Version(time.Now().UnixMicro())
+		require.InDelta(t, float64(near), float64(last), float64(time.Hour/time.Microsecond), "versions start at the clock")
+	})
+}
+
+// TestG2VersionsAreUniqueInTheDatabase: over keys, channels, single and bulk
+// stages, tombstones and prepared statements.
+func TestG2VersionsAreUniqueInTheDatabase(t *testing.T) {
+	onBothUnsynced(t, func(t *testing.T, s *site) {
+		prepared, err := sqlstore.New(s.db, s.dialect, sqlstore.Options{})
+		require.NoError(t, err)
+		require.NoError(t, prepared.Check(t.Context()))
+		stores := []*sqlstore.Store{s.store, prepared}
+		var mu sync.Mutex
+		seen := map[outbox.Version]bool{}
+		var wg sync.WaitGroup
+		for i := range 6 {
+			wg.Go(func() {
+				l := latestOn(t, stores[i%2], fmt.Sprint("channel", i%3))
+				last := outbox.Version(0)
+				for n := range 25 {
+					versions := stageSomehow(t, s, l, i, n)
+					mu.Lock()
+					for _, v := range versions {
+						if seen[v] || v <= 0 {
+							t.Errorf("version %d was given out twice", v)
+						}
+						seen[v] = true
+					}
+					mu.Unlock()
+					if versions[0] <= last {
+						t.Errorf("version %d was staged after %d", versions[0], last)
+					}
+					last = versions[len(versions)-1]
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, 6*(13+12*20), len(seen))
+	})
+}
+
+func stageSomehow(t *testing.T, s *site, l *outbox.Latest[string], i, n int) []outbox.Version {
+	tx, err := s.db.BeginTx(context.Background(), nil)
+	if err != nil {
+		t.Error(err)
+		return []outbox.Version{0}
+	}
+	defer tx.Rollback()
+	var versions []outbox.Version
+	switch n % 4 {
+	case 0, 2:
+		var v outbox.Version
+		if v, err = l.Stage(context.Background(), tx, fmt.Sprint("of ", i), "value"); n%4 == 2 {
+			v, err = l.StageDelete(context.Background(), tx, fmt.Sprint("of ", i))
+		}
+		versions = append(versions, v)
+	default:
+		items := make([]outbox.Item[string], 20)
+		for k := range items {
+			items[k].Key = fmt.Sprintf("of %d, %02d", i, k)
+		}
+		versions, err = l.StageMany(context.Background(), tx, items)
+	}
+	if err == nil {
+		err = tx.Commit()
+	}
+	if err != nil {
+		t.Error(err)
+		return []outbox.Version{0}
+	}
+	return versions
+}
+
+// TestG2FenceRaisesWhatARestoreSetBack: after it, nothing is given out again.
+func TestG2FenceRaisesWhatARestoreSetBack(t *testing.T) {
+	onBoth(t, func(t *testing.T, s *site) {
+		l := s.latest("orders")
+		lost := s.stage(l, "k", "lost in the restore")
+		lostToken := s.claim("orders", 1, time.Millisecond)[0].Token
+		hour := time.Hour.Microseconds()
+		if s.postgres() {
+			s.exec(s.dialect.Render(fmt.Sprintf(`SELECT setval({s:seq}::regclass, %d), setval({s:token_seq}::regclass, %d)`, int64(lost)-hour, int64(lostToken)-hour)))
+		} else {
+			s.exec(s.dialect.Render(`UPDATE {t:seq} SET version = version - $1, token = token - $1`), hour)
+		}
+		version, token, err := s.store.Fence(t.Context())
+		require.NoError(t, err)
+		require.Greater(t, version, lost)
+		require.Greater(t, token, lostToken)
+		v := s.stage(l, "k", "after the fence")
+		require.Greater(t, v, version)
+		require.Greater(t, s.claimSoon("orders", 1).Token, token)
+
+		for range 3 { // again, at once
+			again, tokenAgain, err := s.store.Fence(t.Context())
+			require.NoError(t, err)
+			require.Greater(t, again, v)
+			require.Greater(t, tokenAgain, token)
+			v, token = s.stage(l, "k", "fenced again"), tokenAgain
+			require.Greater(t, v, again)
+		}
+	})
+}
+
+// claimSoon claims a row as soon as its lease has lapsed.
+func (s *site) claimSoon(channel string, limit int) (row outbox.Row) {
+	s.t.Helper()
+	eventually(s.t, "a row to claim", func() bool {
+		rows := s.claim(channel, limit, time.Minute)
+		if len(rows) > 0 {
+			row = rows[0]
+		}
+		return len(rows) > 0
+	})
+	return row
+}
+
+// TestG2ReinstallNeverGoesBack: sinks outlive the tables.
+func TestG2ReinstallNeverGoesBack(t *testing.T) {
+	onBoth(t, func(t *testing.T, s *site) {
+		l := s.latest("orders")
+		version, token := outbox.Version(0), outbox.Token(0)
+		for range 3 {
+			v := s.stage(l, "k", "value")
+			claimed := s.claim("orders", 1, time.Minute)[0].Token
+			require.Greater(t, v, version)
+			require.Greater(t, claimed, token)
+			version, token = v, claimed
+			uninstall(t, s.db, s.dialect)
+			install(t, s.db, s.dialect)
+		}
+	})
+}
+
+// TestG2SequencesPassTheEndOfInt32 is field case S25.
+func TestG2SequencesPassTheEndOfInt32(t *testing.T) {
+	onBoth(t, func(t *testing.T, s *site) {
+		const low = 1<<31 - 8
+		if s.postgres() {
+			s.exec(s.dialect.Render(fmt.Sprintf(`SELECT setval({s:seq}::regclass, %d), setval({s:token_seq}::regclass, %d)`, low, low)))
+		} else {
+			s.exec(s.dialect.Render(`UPDATE {t:seq} SET version = $1, token = $1`), low)
+			start := time.UnixMicro(low)
+			s.store = s.newStore(sqlstore.Options{Clock: func() time.Time { return start }})
+		}
+		l := s.latest("orders")
+		m := newMirror()
+		last := outbox.Version(0)
+		for i := range 20 {
+			v := s.stage(l, "k", fmt.Sprint(i))
+			require.Greater(t, v, last)
+			last = v
+			rows := s.claim("orders", 5, time.Minute)
+			require.Len(t, rows, 1)
+			if i%2 == 0 {
+				require.Equal(t, allOf(outbox.ResultDone, 1), s.settle("orders", outbox.OutcomeRetry, 0, rows...))
+				rows = s.claim("orders", 5, time.Minute)
+			}
+			extended, err := s.store.Extend(t.Context(), latestChannel("orders"), rows, time.Hour)
+			require.NoError(t, err)
+			require.Equal(t, allOf(outbox.ResultDone, 1), extended)
+			m.take(rows[0].Key, rows[0].Version, fmt.Sprint(i))
+			require.Equal(t, allOf(outbox.ResultDone, 1), s.settle("orders", outbox.OutcomeDone, 0, rows...))
+		}
+		s.stageMany(l, "many", 20)
+		require.Greater(t, last, outbox.Version(1<<31))
+		require.Less(t, last, outbox.Version(1<<32))
+		require.Empty(t, m.regressions())
+	})
+}
+
+// TestG2NewLifeOfADeletedKeyIsNewer is field case S21: a destination that hears
+// of an old deletion late is not fooled.
+func TestG2NewLifeOfADeletedKeyIsNewer(t *testing.T) {
+	onBoth(t, func(t *testing.T, s *site) {
+		l := s.latest("orders")
+		var heard []*outbox.Entry[string]
+		hear := func(_ context.Context, batch []*outbox.Entry[string]) error {
+			heard = append(heard, batch...)
+			return nil
+		}
+		for life := range 3 {
+			s.stage(l, "k", fmt.Sprint("life ", life))
+			s.once(l, outbox.PublishOptions{}, hear)
+			tx := s.begin()
+			_, err := l.StageDelete(t.Context(), tx, "k")
+			require.NoError(t, err)
+			require.NoError(t, tx.Commit())
+			s.once(l, outbox.PublishOptions{}, hear)
+			require.True(t, s.empty())
+		}
+		s.stage(l, "k", "last life")
+		s.once(l, outbox.PublishOptions{}, hear)
+		require.Len(t, heard, 7)
+		for _, order := range [][]int{{0, 1, 2, 3, 4, 5, 6}, {6, 5, 4, 3, 2, 1, 0}, {1, 6, 0, 5, 2, 4, 3}} {
+			m := newMirror()
+			for _, i := range order {
+				m.take("k", heard[i].Version, heard[i].Value)
+			}
+			require.Equal(t, "last life", m.value("k"))
+		}
+		require.True(t, heard[5].Deleted)
+		require.False(t, heard[6].Deleted)
+	})
+}
