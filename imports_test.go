@@ -26,7 +26,8 @@ var (
 	library = []string{
 		module + "outbox", module + "sqlstore", module + "dialect", module + "migrations", module + "sink", module + "filestore",
 	}
-	allowed = map[string][]string{
+	terminal = []string{"github.com/urfave/cli/v3", "github.com/schollz/progressbar/v3", "golang.org/x/term"}
+	allowed  = map[string][]string{
 		".":                 {},
 		"outbox":            {},
 		"outbox/outboxtest": {module + "outbox"},
@@ -37,7 +38,7 @@ var (
 		"filestore":         {module + "outbox"},
 		"internal/pgtest":   drivers,
 		"integration":       slices.Concat(library, drivers),
-		"cmd/outbox":        slices.Concat(library, drivers, []string{"github.com/urfave/cli/v3", "golang.org/x/term"}),
+		"cmd/outbox":        slices.Concat(library, drivers, terminal),
 		"examples":          slices.Concat(library, drivers),
 	}
 	// Importing testing gives a program its flags.

@@ -147,6 +147,14 @@ func after(d time.Duration) func(*ledger, *mirror) bool {
 	return func(*ledger, *mirror) bool { return time.Now().After(end) }
 }
 
+// stalling lets every insert stall for a moment when its version is drawn and
+// its key not held yet, as a busy server does by chance.
+func stalling(s *site, d dialect.Dialect, most time.Duration) {
+	s.exec(d.Render(fmt.Sprintf(`CREATE FUNCTION {t:stall}() RETURNS trigger LANGUAGE plpgsql AS
+		'BEGIN PERFORM pg_sleep(random() * %f); RETURN new; END'`, most.Seconds())))
+	s.exec(d.Render(`CREATE TRIGGER stall BEFORE INSERT ON {t:entries} FOR EACH ROW EXECUTE FUNCTION {t:stall}()`))
+}
+
 // TestG2VersionsOfAHotKeyGrowInCommitOrder: with one key, 16 writers and relays
 // that delete it at once, a version drawn before the row is held regresses
 // within a second.
@@ -157,6 +165,9 @@ func TestG2VersionsOfAHotKeyGrowInCommitOrder(t *testing.T) {
 			levels["repeatable read"] = []sql.IsolationLevel{sql.LevelRepeatableRead}
 			levels["mixed"] = []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 		}
+		if s.postgres() {
+			stalling(s, s.dialect, 10*time.Millisecond)
+		}
 		for name, mix := range levels {
 			t.Run(name, func(t *testing.T) {
 				c := contest{s: s, store: s.store, writers: 16, keys: 1, levels: mix, pause: 10 * time.Millisecond}
@@ -165,7 +176,7 @@ func TestG2VersionsOfAHotKeyGrowInCommitOrder(t *testing.T) {
 				book.inCommitOrder(t)
 				require.Empty(t, m.regressions())
 				require.Empty(t, m.differs(book))
-				require.Greater(t, m.published, 20)
+				require.Greater(t, m.published, 5)
 			})
 		}
 	})
@@ -175,6 +186,9 @@ func TestG2VersionsOfAHotKeyGrowInCommitOrder(t *testing.T) {
 // overlap with those of others.
 func TestG2BulkAndSingleStagesKeepCommitOrder(t *testing.T) {
 	onBothUnsynced(t, func(t *testing.T, s *site) {
+		if s.postgres() {
+			stalling(s, s.dialect, 2*time.Millisecond)
+		}
 		c := contest{s: s, store: s.store, writers: 12, keys: 8, bulk: true,
 			levels: []sql.IsolationLevel{sql.LevelDefault}, pause: 10 * time.Millisecond}
 		book, m := c.run(t, after(2*time.Second))
@@ -192,6 +206,7 @@ func TestG2RegressionsAppearWithoutTheSecondDraw(t *testing.T) {
 		broken := dialect.Postgres().In("", "broken_")
 		install(t, s.db, broken)
 		withoutSecondDraw(t, s.db, broken)
+		stalling(s, broken, 10*time.Millisecond)
 		store, err := sqlstore.New(s.open(), broken, sqlstore.Options{})
 		require.NoError(t, err)
 		c := contest{s: s, store: store, writers: 16, keys: 1, levels: []sql.IsolationLevel{sql.LevelDefault}, pause: 10 * time.Millisecond}

@@ -89,7 +89,15 @@ func group(_ context.Context, c *cli.Command) error {
 	if near := cli.SuggestCommand(c.VisibleCommands(), name); near != "" && near[0] == name[0] {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
-	return usagef("%sthere is no command %q%s", said(c), name, hint)
+	return usagef("%sthere is no command %s%s", said(c), quote(name), hint)
+}
+
+// quote quotes an argument, unless it may hold a password.
+func quote(arg string) string {
+	if anyScheme.MatchString(arg) || keyword.MatchString(arg) {
+		return "a DSN"
+	}
+	return fmt.Sprintf("%q", arg)
 }
 
 // said is what an error about a command line begins with: "migrate up: ".
@@ -117,9 +125,9 @@ func checkArgs(c *cli.Command, names []string) error {
 	case given.Len() < len(names):
 		return usagef("%s%s is missing", said(c), names[given.Len()])
 	case given.Len() > len(names) && len(names) == 0:
-		return usagef("%stakes no argument, but was given %q; a database is named by --dsn", said(c), given.First())
+		return usagef("%stakes no argument, but was given %s; a database is named by --dsn", said(c), quote(given.First()))
 	case given.Len() > len(names):
-		return usagef("%stakes only %s, but was also given %q", said(c), strings.Join(names, " "), given.Get(len(names)))
+		return usagef("%stakes only %s, but was also given %s", said(c), strings.Join(names, " "), quote(given.Get(len(names))))
 	}
 	return nil
 }

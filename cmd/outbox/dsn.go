@@ -41,7 +41,10 @@ var (
 func parseDSN(dsn string) (target, error) {
 	dsn = strings.Trim(dsn, "\r\n")
 	head := strings.TrimSpace(dsn)
-	scheme, rest, _ := strings.Cut(head, "://")
+	scheme, rest, isURL := strings.Cut(head, "://")
+	if !isURL {
+		scheme = ""
+	}
 	switch {
 	case head == "":
 		return target{}, usagef("no database: give --dsn, or set OUTBOX_DSN")
@@ -96,18 +99,25 @@ func parsePostgres(dsn string) (target, error) {
 	return target{d: dialect.Postgres(), label: label, postgres: config}, nil
 }
 
+// hosts is what may stand between user and database: names, addresses, ports.
+var hosts = regexp.MustCompile(`^[\pL\pN._,:%\[\]-]*$`)
+
 // checkURL refuses URLs in which a character of the password that should have
-// been escaped ended the host: pgx would look for a server of that name.
+// been escaped ends the password: a server of the remaining name would be
+// looked up. A URL has at most one @, and before its hosts.
 func checkURL(dsn string) error {
-	u, err := url.Parse(dsn)
-	at := strings.Contains(dsn, "@")
-	if err == nil && (u.User != nil || !at) && u.Fragment == "" {
+	authority, rest := strings.TrimPrefix(dsn, "postgres://"), ""
+	if i := strings.IndexAny(authority, "/?#"); i >= 0 {
+		authority, rest = authority[:i], authority[i:]
+	}
+	_, host, found := strings.Cut(authority, "@")
+	if !found {
+		host = authority
+	}
+	if hosts.MatchString(host) && !strings.ContainsAny(rest, "@#") {
 		return nil
 	}
-	if err != nil && !at && !mentions(errors.Unwrap(err).Error(), secret(dsn)) {
-		return usagef("the postgres:// URL cannot be read: %w", errors.Unwrap(err))
-	}
-	return usagef("the postgres:// URL cannot be read: look at the port, and in user name and password write " +
+	return usagef("the postgres:// URL cannot be read: in user name, password and parameters write " +
 		"%%40 for @, %%3A for :, %%2F for /, %%3F for ?, %%23 for # and %%25 for %%")
 }
 
@@ -198,7 +208,7 @@ const (
 	toOperate purpose = iota
 	toInstall         // a SQLite file may be created, and is put into WAL mode
 	toRemove
-	toExamine         // a SQLite DSN is left as it is, to be judged
+	toExamine // a SQLite DSN is left as it is, to be judged
 )
 
 // open opens the database; it does not connect.

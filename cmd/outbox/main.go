@@ -90,7 +90,7 @@ func usagef(format string, args ...any) error {
 }
 
 var (
-	urlPassword = regexp.MustCompile(`(://[^:@/\s]*):\S*@`)
+	urlPassword = regexp.MustCompile(`(://[^:@/\s]*):.*@`)
 	keyPassword = regexp.MustCompile(`(?i)((?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'?|[^\s&]*)`)
 )
 
