@@ -170,7 +170,7 @@ func TestG2VersionsOfAHotKeyGrowInCommitOrder(t *testing.T) {
 		}
 		for name, mix := range levels {
 			t.Run(name, func(t *testing.T) {
-				c := contest{s: s, store: s.store, writers: 16, keys: 1, levels: mix, pause: 10 * time.Millisecond}
+				c := contest{s: s, store: s.store, writers: 16, keys: 1, levels: mix, pause: 40 * time.Millisecond}
 				book, m := c.run(t, after(1500*time.Millisecond))
 				t.Logf("%d commits, %d publications", book.commits(), m.published)
 				book.inCommitOrder(t)
@@ -190,7 +190,7 @@ func TestG2BulkAndSingleStagesKeepCommitOrder(t *testing.T) {
 			stalling(s, s.dialect, 2*time.Millisecond)
 		}
 		c := contest{s: s, store: s.store, writers: 12, keys: 8, bulk: true,
-			levels: []sql.IsolationLevel{sql.LevelDefault}, pause: 10 * time.Millisecond}
+			levels: []sql.IsolationLevel{sql.LevelDefault}, pause: 40 * time.Millisecond}
 		book, m := c.run(t, after(2*time.Second))
 		t.Logf("%d commits, %d publications", book.commits(), m.published)
 		book.inCommitOrder(t)
@@ -209,7 +209,7 @@ func TestG2RegressionsAppearWithoutTheSecondDraw(t *testing.T) {
 		stalling(s, broken, 10*time.Millisecond)
 		store, err := sqlstore.New(s.open(), broken, sqlstore.Options{})
 		require.NoError(t, err)
-		c := contest{s: s, store: store, writers: 16, keys: 1, levels: []sql.IsolationLevel{sql.LevelDefault}, pause: 10 * time.Millisecond}
+		c := contest{s: s, store: store, writers: 16, keys: 1, levels: []sql.IsolationLevel{sql.LevelDefault}, pause: 40 * time.Millisecond}
 		_, m := c.run(t, func(_ *ledger, m *mirror) bool { return len(m.regressions()) > 0 })
 		require.NotEmpty(t, m.regressions(), "the contest is too tame to show a regression")
 	})

@@ -1,23 +1,15 @@
 package migrations
 
 import (
-	"bufio"
 	"context"
 	"database/sql"
-	"fmt"
 	"io/fs"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/fstest"
 	"time"
 
-	"github.com/pressly/goose/v3"
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite"
 
@@ -249,97 +241,6 @@ func TestPoolThatIsUsedUpIsNamed(t *testing.T) {
 	})
 }
 
-func TestAllOfManyCallersAtOnceSucceed(t *testing.T) {
-	onEach(t, func(t *testing.T, p place) {
-		for range 3 {
-			var dbs []*sql.DB
-			for range 10 {
-				dbs = append(dbs, p.open(t))
-			}
-			each := func(f func(*sql.DB) error) {
-				t.Helper()
-				errs := make([]error, len(dbs))
-				var wg sync.WaitGroup
-				for i, db := range dbs {
-					wg.Go(func() { errs[i] = f(db) })
-				}
-				wg.Wait()
-				for _, err := range errs {
-					require.NoError(t, err)
-				}
-			}
-			each(func(db *sql.DB) error { return Up(t.Context(), db, p.d) })
-			installed(t, p, dbs[0])
-			each(func(db *sql.DB) error { return Down(t.Context(), db, p.d, false) })
-			require.Empty(t, objects(t, p, dbs[0]))
-		}
-	})
-}
-
-// The test binary runs itself as one of many processes that start at once (S45).
-const childEnv = "OUTBOX_MIGRATIONS_CHILD"
-
-func TestMain(m *testing.M) {
-	driver, dsn, child := strings.Cut(os.Getenv(childEnv), " ")
-	if !child {
-		os.Exit(m.Run())
-	}
-	fmt.Println("ready")
-	bufio.NewReader(os.Stdin).ReadString('\n')
-	d := dialect.Postgres()
-	if driver == "sqlite" {
-		d = dialect.SQLite()
-	}
-	db, err := sql.Open(driver, dsn)
-	if err == nil {
-		err = Up(context.Background(), db, d)
-	}
-	if err != nil {
-		fmt.Println(err)
-		os.Exit(1)
-	}
-}
-
-func TestAllOfManyProcessesAtOnceSucceed(t *testing.T) {
-	onEach(t, func(t *testing.T, p place) {
-		manyProcesses(t, p)
-		if p.driver == "sqlite" {
-			p = onSQLite(t)
-			p.dsn, _, _ = strings.Cut(p.dsn, "?") // without what SQLiteDSN adds
-			manyProcesses(t, p)
-		}
-	})
-}
-
-func manyProcesses(t *testing.T, p place) {
-	t.Helper()
-	var start, wait []func() error
-	for range 5 {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), childEnv+"="+p.driver+" "+p.dsn)
-		in, err := cmd.StdinPipe()
-		require.NoError(t, err)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
-		require.NoError(t, cmd.Start())
-		lines := bufio.NewReader(out)
-		_, err = lines.ReadString('\n')
-		require.NoError(t, err)
-		start = append(start, in.Close)
-		wait = append(wait, func() error {
-			said, _ := lines.ReadString('\n')
-			if err := cmd.Wait(); err != nil {
-				return fmt.Errorf("%w: %s", err, said)
-			}
-			return nil
-		})
-	}
-	for _, f := range slices.Concat(start, wait) {
-		require.NoError(t, f())
-	}
-	installed(t, p, p.open(t))
-}
-
 // withStep returns an install with one more step than there is.
 func withStep(t testing.TB, p place, db *sql.DB, text string) *install {
 	t.Helper()
@@ -420,83 +321,4 @@ func TestStepOnTopOfAnInstalledSchemaIsApplied(t *testing.T) {
 		require.ErrorIs(t, err, ErrSchema)
 		require.ErrorContains(t, err, "is at version 99 and needs a library of version 99")
 	})
-}
-
-// An application may have a goose of its own, in the same database and process.
-func TestHostsOwnGooseIsLeftAlone(t *testing.T) {
-	goose.ResetGlobalMigrations()
-	defer goose.ResetGlobalMigrations()
-	ran := 0
-	goose.AddNamedMigrationContext("00001_host.go", func(context.Context, *sql.Tx) error { ran++; return nil }, nil)
-	onEach(t, func(t *testing.T, p place) {
-		db := p.open(t)
-		host, err := goose.NewProvider(goose.Dialect(map[string]string{"postgres": "postgres", "sqlite": "sqlite3"}[p.d.Name()]), db, nil)
-		require.NoError(t, err)
-		ran = 0
-		require.NoError(t, Up(t.Context(), db, p.d))
-		require.Zero(t, ran)
-		_, err = host.Up(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, 1, ran)
-		before := objects(t, p, db)
-		require.NoError(t, Down(t.Context(), db, p.d, false))
-		require.NoError(t, Up(t.Context(), db, p.d))
-		require.Equal(t, 1, ran)
-		require.Equal(t, before, objects(t, p, db))
-		v, err := host.GetDBVersion(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, int64(1), v)
-	})
-}
-
-func TestFilesAreForTheApplicationsOwnTool(t *testing.T) {
-	onEach(t, func(t *testing.T, p place) {
-		db := p.open(t)
-		files, err := Files(p.d)
-		require.NoError(t, err)
-		tool, err := goose.NewProvider(goose.Dialect(map[string]string{"postgres": "postgres", "sqlite": "sqlite3"}[p.d.Name()]), db, files)
-		require.NoError(t, err)
-		_, err = tool.Up(t.Context())
-		require.NoError(t, err)
-		before := objects(t, p, db)
-
-		require.NoError(t, Up(t.Context(), db, p.d), "nothing is due")
-		require.Equal(t, before, objects(t, p, db))
-		steps, err := Status(t.Context(), db, p.d)
-		require.NoError(t, err)
-		require.Equal(t, Step{Version: 1, Name: "0001_latest.sql", Applied: true}, steps[0])
-
-		require.ErrorIs(t, Down(t.Context(), db, p.d, false), ErrSchema, "the tool would not know")
-		if dialect.SchemaVersion > 1 {
-			_, err = db.Exec(p.d.Render(`UPDATE {t:meta} SET version = 1`))
-			require.NoError(t, err)
-			require.ErrorIs(t, Up(t.Context(), db, p.d), ErrSchema)
-		}
-		_, err = tool.DownTo(t.Context(), 0)
-		require.NoError(t, err)
-	})
-}
-
-func TestFilesAreWholeAndNumbered(t *testing.T) {
-	for _, d := range []dialect.Dialect{dialect.Postgres(), dialect.SQLite()} {
-		files, err := Files(d)
-		require.NoError(t, err)
-		names, err := fs.Glob(files, "*")
-		require.NoError(t, err)
-		require.NoError(t, fstest.TestFS(files, names...))
-		require.Len(t, names, dialect.SchemaVersion, "the last file is the schema's version")
-		for i, name := range names {
-			require.Regexp(t, fmt.Sprintf(`^%04d_[a-z_]+\.sql$`, i+1), name)
-			data, err := fs.ReadFile(files, name)
-			require.NoError(t, err)
-			text := string(data)
-			require.NotRegexp(t, `\{[a-z]+(:[a-z_0-9]+)?\}`, text, "a placeholder is left")
-			require.NotContains(t, text, "NO TRANSACTION", "a run is one transaction")
-			// goose sends what is between the marks as it is; outside of them it splits at semicolons.
-			bare := regexp.MustCompile(`(?s)-- \+goose StatementBegin\n.*?-- \+goose StatementEnd\n`).ReplaceAllString(text, "")
-			for line := range strings.Lines(bare) {
-				require.Regexp(t, `^(--.*)?\n$`, line, "a statement outside of the marks")
-			}
-		}
-	}
 }

@@ -81,12 +81,7 @@ func parsePostgres(dsn string) (target, error) {
 	}
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		// The text of err quotes the DSN as well as it can without the password.
-		cause := ""
-		if inner := errors.Unwrap(err); inner != nil && !mentions(inner.Error(), secret(dsn)) {
-			cause = ": " + inner.Error()
-		}
-		return target{}, usagef("the Postgres DSN cannot be read%s", cause)
+		return target{}, usagef("the Postgres DSN cannot be read%s", reason(err, dsn))
 	}
 	if !strings.Contains(dsn, "default_query_exec_mode") {
 		// Works behind a transaction pooler too, and costs a few statements nothing.
@@ -121,19 +116,36 @@ func checkURL(dsn string) error {
 		"%%40 for @, %%3A for :, %%2F for /, %%3F for ?, %%23 for # and %%25 for %%")
 }
 
-// secret returns the part of a Postgres DSN that may hold a password.
+// reason is what err, of pgx, has to say, after the DSN that it quotes as well
+// as it can without the password; nothing where that has part of the password.
+func reason(err error, dsn string) string {
+	_, text, found := cutLast(err.Error(), "`: ")
+	if !found || mentions(text, secret(dsn)) {
+		return ""
+	}
+	return ": " + text
+}
+
+// secret returns what of a Postgres DSN may hold a password.
 func secret(dsn string) string {
+	found := ""
 	if rest, ok := strings.CutPrefix(dsn, "postgres://"); ok {
-		i := strings.IndexAny(rest, ":?")
-		if i < 0 {
-			return ""
+		if user, _, ok := cutLast(rest, "@"); ok {
+			rest = user
 		}
-		return rest[i+1:]
+		_, found, _ = strings.Cut(rest, ":")
 	}
 	if i := strings.Index(strings.ToLower(dsn), "password"); i >= 0 {
-		return dsn[i+len("password"):]
+		found += " " + dsn[i+len("password"):]
 	}
-	return ""
+	return found
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
 }
 
 // mentions reports whether text holds any three bytes of secret.

@@ -17,7 +17,7 @@ const (
 	// A BatchDelay whose next multiple is decades away, whenever the suite runs.
 	century = 100 * 365 * 24 * time.Hour
 	// Nothing in the suite takes this long, so who waits longer waits for ever.
-	patience = time.Minute
+	patience = 3 * time.Minute
 	// Calls that may not wait for a lock get this long.
 	atOnce = 3 * time.Second
 )

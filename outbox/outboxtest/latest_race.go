@@ -113,9 +113,10 @@ func (r *race) busy(what string, err error) bool {
 	return false
 }
 
-// claimer claims and settles until the stagers are done.
+// claimer claims and settles until the stagers are done, and once more.
 func (r *race) claimer(random *rand.Rand) {
-	for first := true; (first || r.staging.Load() > 0) && r.ctx.Err() == nil && !r.Failed(); first = false {
+	for finished := false; !finished && r.ctx.Err() == nil && !r.Failed(); {
+		finished = r.staging.Load() == 0
 		c := outbox.Claim{Channel: r.channel, Limit: 7, Lease: long, Full: true}
 		claimed, err := r.store.ClaimRows(r.ctx, c)
 		if err != nil {
