@@ -47,7 +47,7 @@ func TestLeaseIsExtendedEveryThirdWhileAPublicationRuns(t *testing.T) {
 			time.Sleep(time.Second)
 			synctest.Wait()
 			row, _ := g.store.row("c", "a")
-			require.Equal(t, 3*time.Second, row.LeaseUntil.Sub(time.Now()))
+			require.Equal(t, 3*time.Second, time.Until(row.LeaseUntil))
 		}
 		time.Sleep(time.Second)
 		require.Equal(t, 29, g.store.count("extend"))
@@ -209,7 +209,7 @@ func TestLockedRowsAreExtendedSoonAndCancelNothing(t *testing.T) {
 		g.start()
 		time.Sleep(2800 * time.Millisecond)
 		b, _ := g.store.row("c", "b")
-		require.Greater(t, b.LeaseUntil.Sub(time.Now()), 2*time.Second, "held again soon after it is free")
+		require.Greater(t, time.Until(b.LeaseUntil), 2*time.Second, "held again soon after it is free")
 		time.Sleep(18 * time.Second)
 		require.NoError(t, cause)
 		require.Len(t, g.published(), 1)

@@ -53,7 +53,7 @@ func TestReturningNilAcknowledgesTheUnmarked(t *testing.T) {
 		} {
 			row, ok := g.store.row("c", key)
 			require.True(t, ok, key)
-			require.Equal(t, want.delay, row.Due.Sub(time.Now()), key)
+			require.Equal(t, want.delay, time.Until(row.Due), key)
 			require.Equal(t, want.text, row.LastError, key)
 			require.Equal(t, 1, row.Attempt, key)
 		}
@@ -74,7 +74,7 @@ func TestMarksHoldWhenTheFunctionReturnsAnError(t *testing.T) {
 		require.NoError(t, err)
 		for key, want := range map[string]time.Duration{"a": time.Hour, "b": time.Minute, "c": time.Second} {
 			row, _ := g.store.row("c", key)
-			require.Equal(t, want, row.Due.Sub(time.Now()), key)
+			require.Equal(t, want, time.Until(row.Due), key)
 		}
 		a, _ := g.store.row("c", "a")
 		require.Equal(t, "sink says no", a.LastError)
@@ -123,7 +123,7 @@ func TestErrorClassesDecideWhatBecomesOfARow(t *testing.T) {
 					require.NoError(t, err)
 					row, ok := g.store.row("c", "k")
 					require.True(t, ok)
-					delay := row.Due.Sub(time.Now())
+					delay := time.Until(row.Due)
 					require.True(t, delay >= c.low && delay <= c.high, delay)
 					require.Equal(t, c.attempts, row.Attempt)
 					require.LessOrEqual(t, len(row.LastError), MaxErrorText)
@@ -171,9 +171,9 @@ func TestPanicEndsTheAttemptWithItsTextAndStack(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, Pass{Claimed: 2, Retried: 2}, pass)
 				marked, _ := g.store.row("c", "marked")
-				require.Equal(t, time.Hour, marked.Due.Sub(time.Now()))
+				require.Equal(t, time.Hour, time.Until(marked.Due))
 				other, _ := g.store.row("c", "other")
-				require.Equal(t, time.Second, other.Due.Sub(time.Now()))
+				require.Equal(t, time.Second, time.Until(other.Due))
 				require.Contains(t, other.LastError, c.text)
 				require.LessOrEqual(t, len(other.LastError), MaxErrorText)
 				if name != "exit" {
@@ -204,7 +204,7 @@ func TestAttemptTimeoutRetriesTheUnmarked(t *testing.T) {
 		b, _ := g.store.row("c", "b")
 		require.Equal(t, "attempt timed out after 20s", b.LastError)
 		a, _ := g.store.row("c", "a")
-		require.Equal(t, time.Hour, a.Due.Sub(time.Now()))
+		require.Equal(t, time.Hour, time.Until(a.Due))
 	})
 }
 
@@ -288,7 +288,7 @@ func TestUnreadableEntriesNeverBlockTheirBatch(t *testing.T) {
 		} {
 			row, _ := g.store.row("c", key)
 			require.Equal(t, text, row.LastError)
-			require.Greater(t, row.Due.Sub(time.Now()), 2*time.Minute, "the slowest backoff")
+			require.Greater(t, time.Until(row.Due), 2*time.Minute, "the slowest backoff")
 			require.Contains(t, g.logged()+key, key)
 		}
 		require.NotContains(t, g.logged(), "secret")

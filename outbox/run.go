@@ -12,9 +12,10 @@ import (
 // claimGrace, publications at the ShutdownTimeout, and settlements after they
 // had haltGrace to return and settleGrace to be settled.
 const (
-	claimGrace  = 2 * time.Second
-	haltGrace   = time.Second
-	settleGrace = 2 * time.Second
+	claimGrace   = 2 * time.Second
+	haltGrace    = time.Second
+	minHaltGrace = 50 * time.Millisecond // to return at once also takes a moment
+	settleGrace  = 2 * time.Second
 )
 
 // A run is one Run, RunOnce or Flush.
@@ -46,7 +47,7 @@ type leftover struct {
 
 func (r *Relay) newRun(ctx context.Context) *run {
 	n := &run{r: r, ctx: ctx, left: map[Channel]*leftover{}}
-	n.halt = min(haltGrace, r.o.ShutdownTimeout/4)
+	n.halt = min(haltGrace, max(r.o.ShutdownTimeout/4, minHaltGrace))
 	outlive := func() (context.Context, context.CancelCauseFunc) {
 		c, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 		n.cancel = append(n.cancel, func() { cancel(nil) })

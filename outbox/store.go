@@ -28,19 +28,25 @@ type RelayStore interface {
 	// for each in their order. It changes a row only where token and version
 	// are the settlement's. A row with the settlement's token and another
 	// version was staged again meanwhile: its lease ends, its new value stays
-	// due, and the result is Superseded. The same settlement again is Done.
+	// due, its attempts and last error are its own, and the result is
+	// Superseded. The same settlement again is Done (or Superseded, where it
+	// was); another outcome for a lease that has ended is Stale, with Again too.
 	Settle(ctx context.Context, ch Channel, ss []Settlement) ([]Result, error)
 
 	// Extend lets the leases of rows, all of one channel, end d from now, and
-	// returns a result for each in their order: Done, Stale or Busy. A lease
-	// that lapsed and that nobody took since is extended too.
+	// returns a result for each in their order: Done, Stale or Busy. Only the
+	// token counts: a row staged again meanwhile stays leased. A lease that
+	// lapsed and that nobody took since is extended too; one that was settled
+	// is Stale.
 	Extend(ctx context.Context, ch Channel, rows []Row, d time.Duration) ([]Result, error)
 
 	// Outage records that the destination of a channel is down (down true), or
 	// that a probe got through (down false). While it is down, Claim returns
 	// nothing before a pause is over, then one row to one relay: the probe.
 	// Pauses grow from one second to five minutes with each probe that fails;
-	// reports that come in during a pause do not lengthen it.
+	// reports that come in during a pause do not lengthen it. A probe whose
+	// relay died is given out again after the lease of its claim; a claim that
+	// finds no row takes none.
 	Outage(ctx context.Context, ch Channel, down bool, reason string) error
 
 	// Stats counts what the store holds, channel by channel, those included
@@ -62,7 +68,7 @@ type LatestStore interface {
 	// 10,000 rows (SQLite: 1,000). A row is due delay-rounded: at the next
 	// multiple of batchDelay since the Unix epoch, now where batchDelay is 0.
 	// A pending value that was never claimed keeps its due time if that is
-	// sooner; attempts start anew; a lease in force stays.
+	// sooner; attempts and last error start anew; a lease in force stays.
 	StageRows(ctx context.Context, tx Tx, channel string, rows []StageRow, batchDelay time.Duration) ([]Version, error)
 
 	// PendingRow returns the row of a key as tx sees it, or as committed where
@@ -113,8 +119,8 @@ type Row struct {
 	Version    Version
 	Token      Token
 	Attempt    int // claims of this version, this one included
-	Payload    []byte
-	Header     Header
+	Payload    []byte // never nil, save from ListRows; empty where nil was staged
+	Header     Header // nil where none was staged
 	Deleted    bool
 	StagedAt   time.Time // UTC, microseconds
 	Due        time.Time

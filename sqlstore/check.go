@@ -37,7 +37,7 @@ type Finding = dialect.Finding
 // the server, faults and warnings, each with its remedy. A schema that is
 // missing, outdated, newer or foreign is an outbox.ErrSchema.
 func (s *Store) Findings(ctx context.Context) ([]Finding, error) {
-	if err := s.checkSchema(ctx); err != nil {
+	if err := s.checkSchema(ctx, s.reader(ctx)); err != nil {
 		return nil, fmt.Errorf("check %s: %w", s.d.Name(), err)
 	}
 	fs, err := s.d.Check(ctx, s.db)
@@ -47,13 +47,33 @@ func (s *Store) Findings(ctx context.Context) ([]Finding, error) {
 	return fs, nil
 }
 
+// A reader runs a query of a schema that may not be there.
+type reader func(st dialect.Statement, scan func(outbox.Rows) error) error
+
+func (s *Store) reader(ctx context.Context) reader {
+	return func(st dialect.Statement, scan func(outbox.Rows) error) error {
+		return s.d.Read(ctx, s.db, st, func(rows *sql.Rows) error { return scan(rows) })
+	}
+}
+
+func (s *Store) readerIn(ctx context.Context, tx outbox.Tx) reader {
+	return func(st dialect.Statement, scan func(outbox.Rows) error) error {
+		return eachIn(s.d.CallerContext(ctx), tx, st, scan)
+	}
+}
+
 // checkSchema compares what is installed with what this release needs.
-func (s *Store) checkSchema(ctx context.Context) error {
+func (s *Store) checkSchema(ctx context.Context, read reader) error {
 	version, compatible := 0, 0
-	err := s.d.Read(ctx, s.db, s.d.Installed(), func(rows *sql.Rows) error { return rows.Scan(&version, &compatible) })
+	unread := false // the columns are there and hold something else
+	err := read(s.d.Installed(), func(rows outbox.Rows) error {
+		err := rows.Scan(&version, &compatible)
+		unread = err != nil && ctx.Err() == nil
+		return err
+	})
 	where := fmt.Sprintf("in schema %q with prefix %q", s.d.Schema(), s.d.Prefix())
 	switch {
-	case err != nil && s.d.Classify(err) == dialect.FaultSchema:
+	case unread, err != nil && s.d.Classify(err) == dialect.FaultSchema:
 		return fmt.Errorf("%w %s is missing, or its tables are another program's: run the migrations: %w", outbox.ErrSchema, where, err)
 	case err != nil && s.d.Classify(err) == dialect.FaultGrant:
 		return fmt.Errorf("read the schema's version %s: the role lacks USAGE on the schema or SELECT on the outbox's tables: %w", where, err)

@@ -17,10 +17,13 @@ func (s *Store) failed(ctx context.Context, err error, format string, args ...an
 	if err == nil {
 		return nil
 	}
-	doing := fmt.Sprintf(format, args...)
+	return s.explain(ctx, s.reader(ctx), err, fmt.Sprintf(format, args...))
+}
+
+func (s *Store) explain(ctx context.Context, read reader, err error, doing string) error {
 	switch fault := s.d.Classify(err); {
 	case fault == dialect.FaultSchema && s.d.HostClock():
-		if schema := s.checkSchema(ctx); schema != nil {
+		if schema := s.checkSchema(ctx, read); schema != nil {
 			return fmt.Errorf("%s: %w: %w", doing, schema, err)
 		}
 	case fault == dialect.FaultSchema:
@@ -34,10 +37,20 @@ func (s *Store) failed(ctx context.Context, err error, format string, args ...an
 	return fmt.Errorf("%s: %w", doing, cancelled(ctx, err))
 }
 
-// inTx is failed for a statement in a caller's transaction.
-func (s *Store) inTx(ctx context.Context, err error, format string, args ...any) error {
+// inTx is failed for a statement in a caller's transaction. What it has to ask
+// it asks in tx: that may be of another database than the store's, or have the
+// pool's only connection.
+func (s *Store) inTx(ctx context.Context, tx outbox.Tx, err error, format string, args ...any) error {
 	doing := fmt.Sprintf(format, args...)
-	switch fault := s.d.Classify(err); {
+	read := s.readerIn(ctx, tx)
+	fault := s.d.Classify(err)
+	if fault == dialect.FaultOther && !errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil {
+		// database/sql itself refuses arguments that the driver does not take.
+		if s.d.Classify(read(s.d.Installed(), func(outbox.Rows) error { return nil })) == dialect.FaultOtherKind {
+			fault = dialect.FaultOtherKind
+		}
+	}
+	switch {
 	case errors.Is(err, sql.ErrTxDone), errors.Is(err, sql.ErrConnDone):
 		return fmt.Errorf("%s: %w: it has ended already: %w", doing, outbox.ErrTx, cancelled(ctx, err))
 	case fault == dialect.FaultAborted:
@@ -48,7 +61,7 @@ func (s *Store) inTx(ctx context.Context, err error, format string, args ...any)
 		return fmt.Errorf("%s: another connection is writing; if this came at once, the transaction had read before it wrote: "+
 			"open the database with dialect.SQLiteDSN, or add _txlock=immediate to the DSN: %w", doing, err)
 	}
-	return s.failed(ctx, err, "%s", doing)
+	return s.explain(ctx, read, err, doing)
 }
 
 // cancelled adds the reason to an error that only followed from a cancelled

@@ -28,9 +28,9 @@ func (s *Store) StageRows(ctx context.Context, tx outbox.Tx, channel string, row
 		var err error
 		if versions, err = s.stage(ctx, tx, channel, part, batchDelay, versions); err != nil {
 			if len(rows) == 1 {
-				return nil, s.inTx(ctx, err, "stage key %q in channel %q", rows[0].Key, channel)
+				return nil, s.inTx(ctx, tx, err, "stage key %q in channel %q", rows[0].Key, channel)
 			}
-			return nil, s.inTx(ctx, err, "stage %d keys in channel %q", len(rows), channel)
+			return nil, s.inTx(ctx, tx, err, "stage %d keys in channel %q", len(rows), channel)
 		}
 	}
 	if len(versions) > 0 {
@@ -152,7 +152,7 @@ func (s *Store) PendingRow(ctx context.Context, tx outbox.Tx, channel, key strin
 		err = s.d.Read(ctx, s.db, st, func(rows *sql.Rows) error { return scan(rows) })
 		err = s.failed(ctx, err, "read key %q of channel %q", key, channel)
 	} else if err = eachIn(s.d.CallerContext(ctx), tx, st, scan); err != nil {
-		err = s.inTx(ctx, err, "read key %q of channel %q", key, channel)
+		err = s.inTx(ctx, tx, err, "read key %q of channel %q", key, channel)
 	}
 	if err == nil && !found {
 		err = fmt.Errorf("read key %q of channel %q: %w", key, channel, outbox.ErrNotFound)

@@ -211,5 +211,5 @@ func (s *summary) print(w io.Writer) {
 	if more := len(s.Problems) - most; more > 0 {
 		fmt.Fprintf(w, "  and %s more\n", number(more))
 	}
-	fmt.Fprintf(w, "NOT converged: %s problems. Please report them with the seed %d.\n", number(len(s.Problems)), s.Seed)
+	fmt.Fprintf(w, "NOT converged, problems: %s. Please report them with the seed %d.\n", number(len(s.Problems)), s.Seed)
 }

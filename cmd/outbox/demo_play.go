@@ -40,7 +40,7 @@ func (d *demo) play(ctx context.Context) error {
 }
 
 func (d *demo) killAfterIndex(ctx context.Context) error {
-	return d.kill(ctx, strikeAfter, "killed relay process %d (SIGKILL) when the index had %s and the outbox did not know: sent again")
+	return d.kill(ctx, strikeAfter, "killed relay process %d (SIGKILL) when the index had %s and the outbox did not know: sent again, if not outdated")
 }
 
 func (d *demo) killBeforeIndex(ctx context.Context) error {

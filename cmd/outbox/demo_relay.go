@@ -77,7 +77,10 @@ func runRelay(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) er
 		return err
 	}
 	s, err := t.connect(ctx, toOperate)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	defer s.db.Close()

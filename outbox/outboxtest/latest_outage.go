@@ -64,7 +64,7 @@ func outagePausesTheChannelAlone(f *fixture) {
 	f.outage(false, "") // nothing was down
 	f.waits("never had an outage", -1)
 
-	f, pause, claimed, stats := f.inPause(5)
+	f, pause, claimed, stats := f.inPause(20)
 	if pause > 2*time.Second {
 		f.Fatalf("the first pause is %v, want about a second", pause)
 	}
@@ -97,11 +97,13 @@ func (f *fixture) inPause(tries int) (at *fixture, pause time.Duration, claimed 
 		at.put("k", "v")
 		start := time.Now()
 		at.outage(true, "503")
-		pause := at.paused()
+		l := at.look(at.ch())[0]
 		claimed := at.ask(10, long)
 		stats, _ := at.stats()
-		if f.clock != nil || time.Since(start) < pause/2 {
-			return at, pause, claimed, stats
+		// All of it was before the pause ended, or before any pause may end.
+		if f.clock != nil || time.Since(start) < max(l.Paused, time.Second/2) {
+			f.equal("Look at a paused channel: it has an outage and a pause", l.Outage && l.Paused > 0, true)
+			return at, l.Paused, claimed, stats
 		}
 	}
 	f.Fatalf("calls take too long to see what a pause of a second does")
