@@ -7,9 +7,11 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 TIMEOUT = 15m
 COUNT   = 20
 RUN     = .
+BENCH   = .
+ROUNDS  = 5
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-short lint stress
+.PHONY: help demo test test-short lint stress bench
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,3 +33,6 @@ lint: ## gofmt, go vet and staticcheck
 
 stress: ## run tests again and again under the race detector (COUNT=20 RUN=.)
 	scripts/postgres.sh go test -race -count=$(COUNT) -run '$(RUN)' -timeout 0 ./...
+
+bench: ## measure against raw SQL, on a server with fsync on (BENCH=. ROUNDS=5)
+	scripts/postgres.sh go test ./integration -run '^$$' -bench '$(BENCH)' -benchtime $(ROUNDS)x -timeout 1h

@@ -21,20 +21,49 @@ func (postgres) name() string    { return "postgres" }
 func (postgres) hostClock() bool { return false }
 
 // pgNow is the database's clock where the caller gives none.
-const pgNow = `(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`
+const pgNow = `(date_part('epoch', clock_timestamp()) * 1000000)::bigint`
 
-// stage has a function without arrays for one row: it costs half.
+// Staging. A version must grow in commit order for its key. In DO UPDATE it is
+// drawn under the row's lock and does. In the plain insert it is drawn before
+// the row is in the unique index: while we stalled, another stager may have
+// drawn a later one, committed, been published and deleted. So each new row is
+// compared, after its insert, with the last version drawn by anybody, and draws
+// again where that has moved (or is NULL): by then nobody else can have the key.
+// The comparison is a function called in RETURNING, row by row; a sub-select
+// would be evaluated once for all rows and miss races.
+const (
+	pgInsert = `
+		INSERT INTO {t:entries} AS e (id, version, channel, key, payload, headers, tombstone, due, staged_at)
+		SELECT s.version, s.version, $1::text, s.key, s.payload, s.headers, s.tombstone,
+			CASE WHEN $6::bigint > 0 THEN (s.now + $6::bigint - 1) / $6::bigint * $6::bigint ELSE s.now END, s.now
+		FROM `
+	pgUpsert = `
+		ON CONFLICT (channel, key) DO UPDATE SET
+			version = nextval({s:seq}::regclass), payload = excluded.payload, headers = excluded.headers,
+			tombstone = excluded.tombstone, staged_at = excluded.staged_at,
+			due = CASE WHEN e.attempt = 0 THEN least(e.due, excluded.due) ELSE excluded.due END,
+			attempt = 0, last_error = ''
+		RETURNING `
+	pgVersion = `CASE WHEN e.xmax = 0 AND pg_sequence_last_value({s:seq}::regclass) IS DISTINCT FROM e.version
+			THEN {t:redraw_1}(e.channel, e.key) ELSE e.version END`
+
+	pgStageOne = pgInsert + `(SELECT nextval({s:seq}::regclass) AS version, coalesce($7::bigint, ` + pgNow + `) AS now,
+			$2::text AS key, $3::bytea AS payload, $4::text AS headers, $5::boolean AS tombstone) AS s` +
+		pgUpsert + `(` + pgVersion + `)::text`
+
+	// The keys come sorted, and nothing promises that RETURNING keeps an order.
+	pgStage = `WITH staged AS (` + pgInsert + `(SELECT nextval({s:seq}::regclass) AS version, n.now, i.*
+			FROM (SELECT coalesce($7::bigint, ` + pgNow + `) AS now OFFSET 0) AS n
+			CROSS JOIN unnest($2::text[], $3::bytea[], $4::text[], $5::boolean[]) AS i (key, payload, headers, tombstone)) AS s` +
+		pgUpsert + `e.key, ` + pgVersion + ` AS version)
+		SELECT string_agg(s.version::text, ',' ORDER BY s.key) FROM staged AS s`
+)
+
 func (postgres) stage(s Stage, at now) Statement {
 	if len(s.Keys) == 1 {
-		return Statement{
-			`SELECT {t:stage_one_1}($1::text, $2::text, $3::bytea, $4::text, $5::boolean, $6::bigint, $7::bigint)`,
-			[]any{s.Channel, s.Keys[0], s.Payloads[0], s.Headers[0], s.Tombstones[0], s.Delay, at},
-		}
+		return Statement{pgStageOne, []any{s.Channel, s.Keys[0], s.Payloads[0], s.Headers[0], s.Tombstones[0], s.Delay, at}}
 	}
-	return Statement{
-		`SELECT {t:stage_1}($1::text, $2::text[], $3::bytea[], $4::text[], $5::boolean[], $6::bigint, $7::bigint)`,
-		[]any{s.Channel, s.Keys, s.Payloads, s.Headers, s.Tombstones, s.Delay, at},
-	}
+	return Statement{pgStage, []any{s.Channel, s.Keys, s.Payloads, s.Headers, s.Tombstones, s.Delay, at}}
 }
 
 func (postgres) prepared() string { return "" } // pgx keeps its own
@@ -182,7 +211,7 @@ func (postgres) stats(limit int, at now) Statement {
 			coalesce(CASE WHEN c.paused_until > n.now THEN c.reason WHEN c.outage_level > 0 THEN c.outage_reason END, '')
 		FROM n CROSS JOIN named AS m
 		LEFT JOIN {t:channels} AS c ON c.system = m.system AND c.name = m.name
-		CROSS JOIN LATERAL (SELECT count(*) AS n, min(x.due) AS oldest FROM (
+		CROSS JOIN LATERAL (SELECT count(*) AS n, min(greatest(x.due, 0)) AS oldest FROM (
 			SELECT e.due FROM {t:entries} AS e WHERE e.channel = m.name AND e.due <= n.now AND e.lease_until <= n.now
 			ORDER BY e.due LIMIT $1::integer) AS x) AS d
 		CROSS JOIN LATERAL (SELECT count(*) AS n FROM (

@@ -138,7 +138,7 @@ func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now,
 		UPDATE {t:seq} SET token = max(token + 1, ?4);
 		UPDATE {t:channels} SET probe_until = ?4 + ?3, probe_token = (SELECT token FROM {t:seq})
 		WHERE system = 1 AND name = ?1 AND outage_level > 0 AND max(paused_until, outage_until, probe_until) <= ?4;
-		UPDATE {t:entries} SET lease_until = ?4 + ?3, token = (SELECT token FROM {t:seq}), attempt = attempt + 1
+		UPDATE {t:entries} SET lease_until = ?4 + ?3, token = (SELECT token FROM {t:seq}), attempt = min(attempt, 2147483646) + 1
 		WHERE id IN (
 			SELECT id FROM {t:entries} WHERE channel = ?1 AND due <= ?4 AND lease_until <= ?4
 			ORDER BY due, id LIMIT coalesce((
@@ -377,8 +377,8 @@ func (sqlite) stats(limit int, at now) Statement {
 			(SELECT count(*) FROM (SELECT 1 FROM {t:entries} AS e WHERE e.channel = m.name AND e.due > ?2 LIMIT ?1)),
 			(SELECT count(*) FROM (SELECT e.lease_until AS u FROM {t:entries} AS e
 				WHERE e.channel = m.name AND e.due <= ?2 ORDER BY e.due LIMIT ?1) WHERE u > ?2),
-			coalesce(?2 - (SELECT e.due FROM {t:entries} AS e
-				WHERE e.channel = m.name AND e.due <= ?2 AND e.lease_until <= ?2 ORDER BY e.due LIMIT 1), 0),
+			coalesce(?2 - max(0, (SELECT e.due FROM {t:entries} AS e
+				WHERE e.channel = m.name AND e.due <= ?2 AND e.lease_until <= ?2 ORDER BY e.due LIMIT 1)), 0),
 			coalesce((SELECT max(x.attempt) FROM (
 				SELECT e.attempt FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due DESC LIMIT 1000) AS x), 0),
 			coalesce((SELECT x.last_error FROM (

@@ -101,9 +101,13 @@ func BenchmarkStage(b *testing.B) {
 			n := 0
 			rounds(b, []string{"base", "stage", "rawinsert"}, func(name string) float64 {
 				n++
-				s.exec(`DELETE FROM app`)
-				s.exec(s.dialect.Render(`DELETE FROM {t:entries}`))
-				s.exec(`DELETE FROM raw`)
+				for _, table := range []string{"app", "raw", s.dialect.Render(`{t:entries}`)} {
+					if s.postgres() {
+						s.exec(`TRUNCATE ` + table)
+					} else {
+						s.exec(`DELETE FROM ` + table)
+					}
+				}
 				return writers(b, c.writers, func(i int) error {
 					return s.transact(func(tx *sql.Tx) error {
 						key := fmt.Sprintf("%d-%d", n, i)

@@ -56,7 +56,8 @@ func newSite(t testing.TB, d dialect.Dialect, driver, dsn string) *site {
 	require.NoError(t, migrations.Up(t.Context(), s.db, d))
 	_, err := s.db.Exec(`CREATE TABLE app (id text PRIMARY KEY, note text NOT NULL)`)
 	require.NoError(t, err)
-	s.store = s.newStore(sqlstore.Options{})
+	s.store, err = sqlstore.New(s.db, d, sqlstore.Options{})
+	require.NoError(t, err)
 	return s
 }
 

@@ -206,6 +206,7 @@ func TestG10DamagedRowsKeepNobodyElseBack(t *testing.T) {
 		"attempts at their end":   {`attempt = 2147483647`, false},
 		"due long ago":            {`due = -9223372036854775807`, false},
 		"due at the epoch":        {`due = 0`, false},
+		"due before the epoch":    {`due = -1`, false},
 		"staged long ago":         {`staged_at = -9223372036854775807`, false},
 		"token at its end":        {`token = 9223372036854775807`, false},
 		"huge last error":         {`last_error = '` + strings.Repeat("e", 100_000) + `'`, false},
@@ -221,6 +222,10 @@ func TestG10DamagedRowsKeepNobodyElseBack(t *testing.T) {
 					args = append(args, []byte("no JSON"))
 				}
 				s.exec(s.dialect.Render(`UPDATE {t:entries} SET `+d.set+` WHERE key = 'damaged'`), args...)
+				_, err := s.store.Stats(t.Context())
+				require.NoError(t, err)
+				_, err = s.store.Look(t.Context(), []outbox.Channel{latestChannel("orders")})
+				require.NoError(t, err)
 				m := newMirror()
 				// One batch must hold them all, and batches of a few must get by.
 				for _, size := range []int{50, 4, 4, 4, 4, 4, 4} {
@@ -234,6 +239,7 @@ func TestG10DamagedRowsKeepNobodyElseBack(t *testing.T) {
 				stats, err := s.store.Stats(t.Context())
 				require.NoError(t, err)
 				if !d.unread {
+
 					require.Equal(t, "value", m.value("damaged"))
 					require.Empty(t, stats)
 					return

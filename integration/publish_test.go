@@ -277,4 +277,3 @@ func settleFails(t *testing.T, s *site, fail func() (heal func())) {
 	require.Empty(t, book.grep("publishing failed"))
 	require.Zero(t, book.count(outbox.EventRetry)+book.count(outbox.EventLeft)+book.count(outbox.EventLost))
 }
-

@@ -118,7 +118,7 @@ type Row struct {
 	Key        string
 	Version    Version
 	Token      Token
-	Attempt    int // claims of this version, this one included
+	Attempt    int    // claims of this version, this one included
 	Payload    []byte // never nil, save from ListRows; empty where nil was staged
 	Header     Header // nil where none was staged
 	Deleted    bool

@@ -1,6 +1,7 @@
 package sqlstore
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -32,7 +33,7 @@ func (c *cursor) from(full bool) (int64, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if full || time.Since(c.passAt) >= min(passesShare*c.cost, passesAtLeast) {
-		return 0, true
+		return math.MinInt64, true // rows of a broken clock included
 	}
 	return c.bound, false
 }
@@ -41,7 +42,7 @@ func (c *cursor) from(full bool) (int64, bool) {
 func (c *cursor) claimed(due int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.bound = due - cursorSlack
+	c.bound = max(due, 0) - cursorSlack
 }
 
 // passed notes a full pass and what it cost.

@@ -1,7 +1,6 @@
 package sqlstore
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"database/sql"
@@ -260,7 +259,4 @@ func scanRow(rows outbox.Rows, r *outbox.Row, more ...any) error {
 	return nil
 }
 
-func readHeader(text string, h *outbox.Header) error {
-	dec := json.NewDecoder(bytes.NewReader([]byte(text)))
-	return dec.Decode(h)
-}
+func readHeader(text string, h *outbox.Header) error { return json.Unmarshal([]byte(text), h) }

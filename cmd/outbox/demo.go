@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os/signal"
 	"sync"
@@ -77,8 +79,9 @@ func (a *app) demo(ctx context.Context, c *cli.Command) (err error) {
 	st := newStory(out, a.terminal && !o.json)
 	defer func() {
 		st.end()
-		if closed := s.close(o.keep, st); err == nil {
-			err = closed
+		if closed := s.close(o.keep, st); closed != nil {
+			fmt.Fprintf(a.stderr, "outbox: %s\n", redact(closed.Error()))
+			err = cmp.Or(err, errTold)
 		}
 	}()
 	d := &demo{o: o, site: s, story: st, beforeCompare: a.beforeCompare}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"io"
@@ -274,6 +275,7 @@ func TestDemoCanBeInterrupted(t *testing.T) {
 		require.Equal(t, exitInterrupted, a.run(ctx, append(append([]string{"outbox"}, quick...), more...)))
 		require.Contains(t, out.String(), "interrupted: nothing is compared")
 		require.NotContains(t, out.String(), "onverged")
+		require.Equal(t, "outbox: interrupted\n", stderr.String())
 		requireEmpty(t, dir)
 	}
 	t.Run("sqlite", func(t *testing.T) { test(t) })
@@ -331,7 +333,13 @@ func TestDemoRelayProcessMustNotEndByItself(t *testing.T) {
 func TestDemoRelayProcessEndsWithItsInput(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "app.db")
 	ok(t, "migrate", "up", "--dsn", path)
-	stage(t, open(t, path), ordersChannel, 0, "a")
+	s := open(t, path)
+	orders, err := outbox.NewLatest(s.store, outbox.LatestOptions[order]{Channel: ordersChannel})
+	require.NoError(t, err)
+	require.NoError(t, s.store.Transact(t.Context(), nil, func(tx *sql.Tx) error {
+		_, err := orders.StageDelete(t.Context(), tx, "a")
+		return err
+	}))
 	called := make(chan struct{})
 	var once sync.Once
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { once.Do(func() { close(called) }) }))
@@ -344,7 +352,11 @@ func TestDemoRelayProcessEndsWithItsInput(t *testing.T) {
 	go func() { ended <- runRelay(t.Context(), input, &stdout, &stderr) }()
 	_, err = end.Write(append(spec, '\n'))
 	require.NoError(t, err)
-	<-called
+	select {
+	case <-called:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the relay has not called the index")
+	}
 	require.NoError(t, end.Close())
 	require.NoError(t, <-ended)
 

@@ -27,7 +27,7 @@ INSERT INTO {t:meta} (version, compatible) VALUES (1, 1);
 CREATE SEQUENCE {t:seq} AS bigint;
 -- +goose StatementEnd
 -- +goose StatementBegin
-SELECT setval({s:seq}::regclass, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+SELECT setval({s:seq}::regclass, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
 -- +goose StatementEnd
 
 -- Fencing tokens, one per claim.
@@ -35,7 +35,7 @@ SELECT setval({s:seq}::regclass, (extract(epoch FROM clock_timestamp()) * 100000
 CREATE SEQUENCE {t:token_seq} AS bigint;
 -- +goose StatementEnd
 -- +goose StatementBegin
-SELECT setval({s:token_seq}::regclass, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+SELECT setval({s:token_seq}::regclass, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
 -- +goose StatementEnd
 
 -- Half of each page stays free, and no index mentions what a claim changes (lease_until, token,
@@ -80,103 +80,22 @@ CREATE TABLE {t:channels} (
 ) WITH (fillfactor = 50);
 -- +goose StatementEnd
 
--- stage_one puts the newest value of a key into the caller's transaction and answers with its version.
---
--- A version must grow in commit order for its key. In DO UPDATE it is drawn under the row's lock
--- and does. In the plain insert it is drawn before our row is in the unique index: while we stalled,
--- another stager may have drawn a later one, committed, been published and deleted. So a new row is
--- compared, after the insert, with the last version drawn by anybody, and draws again if that has
--- moved: by then nobody else can have the key. The second draw is an upsert too, since its way to
--- the row, by the unique index, is the only one whatever the planner believes about the table.
+-- redraw gives a row that this transaction has just inserted a greater version. Staging calls it
+-- for a row, inside its own statement, where the sequence has moved on since it drew; see dialect.
+-- It is an upsert since the way to the row by the unique index is the only one that has, whatever
+-- the planner believes about the table.
 -- +goose StatementBegin
-CREATE FUNCTION {t:stage_one_1}(
-    p_channel text, p_key text, p_payload bytea, p_headers text, p_tombstone boolean, p_delay bigint, p_now bigint
-) RETURNS text
+CREATE FUNCTION {t:redraw_1}(p_channel text, p_key text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $outbox$
 DECLARE
-    v_now     bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    v_due     bigint := CASE WHEN p_delay > 0 THEN (v_now + p_delay - 1) / p_delay * p_delay ELSE v_now END;
-    v_version bigint := nextval({s:seq}::regclass);
-    v_moved   boolean;
+    v_version bigint;
 BEGIN
-    INSERT INTO {t:entries} AS e (id, version, channel, key, payload, headers, tombstone, due, staged_at)
-    VALUES (v_version, v_version, p_channel, p_key, p_payload, p_headers, p_tombstone, v_due, v_now)
-    ON CONFLICT (channel, key) DO UPDATE SET
-        version    = nextval({s:seq}::regclass),
-        payload    = excluded.payload,
-        headers    = excluded.headers,
-        tombstone  = excluded.tombstone,
-        staged_at  = excluded.staged_at,
-        due        = CASE WHEN e.attempt = 0 THEN least(e.due, excluded.due) ELSE excluded.due END,
-        attempt    = 0,
-        last_error = ''
-    RETURNING e.version, e.xmax = 0 AND pg_sequence_last_value({s:seq}::regclass) IS DISTINCT FROM e.version
-    INTO v_version, v_moved;
-
-    IF v_moved THEN
-        INSERT INTO {t:entries} AS e (id, version, channel, key, payload, tombstone, due, staged_at)
-        VALUES (v_version, v_version, p_channel, p_key, '', p_tombstone, v_due, v_now)
-        ON CONFLICT (channel, key) DO UPDATE SET version = nextval({s:seq}::regclass)
-        RETURNING e.version INTO v_version;
-    END IF;
+    INSERT INTO {t:entries} AS e (id, version, channel, key, payload, tombstone, due, staged_at)
+    VALUES (0, 0, p_channel, p_key, '', false, 0, 0)
+    ON CONFLICT (channel, key) DO UPDATE SET version = nextval({s:seq}::regclass)
+    RETURNING e.version INTO v_version;
     RETURN v_version;
-END
-$outbox$;
--- +goose StatementEnd
-
--- stage does the same for many keys, distinct and sorted, and answers with their versions in the
--- order of the keys. The comparison is a function call, made row by row after each insert; a
--- sub-select would be evaluated once for them all.
--- +goose StatementBegin
-CREATE FUNCTION {t:stage_1}(
-    p_channel text, p_keys text[], p_payloads bytea[], p_headers text[], p_tombstones boolean[],
-    p_delay bigint, p_now bigint
-) RETURNS text
-LANGUAGE plpgsql VOLATILE
-AS $outbox$
-#variable_conflict use_column
-DECLARE
-    v_now      bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
-    v_due      bigint := CASE WHEN p_delay > 0 THEN (v_now + p_delay - 1) / p_delay * p_delay ELSE v_now END;
-    v_keys     text[];
-    v_versions bigint[];
-    v_moved    text[];
-BEGIN
-    WITH staged AS (
-        INSERT INTO {t:entries} AS e (id, version, channel, key, payload, headers, tombstone, due, staged_at)
-        SELECT s.version, s.version, p_channel, s.key, s.payload, s.headers, s.tombstone, v_due, v_now
-        FROM (
-            SELECT nextval({s:seq}::regclass) AS version, i.key, i.payload, i.headers, i.tombstone
-            FROM unnest(p_keys, p_payloads, p_headers, p_tombstones) AS i (key, payload, headers, tombstone)
-        ) AS s
-        ON CONFLICT (channel, key) DO UPDATE SET
-            version    = nextval({s:seq}::regclass),
-            payload    = excluded.payload,
-            headers    = excluded.headers,
-            tombstone  = excluded.tombstone,
-            staged_at  = excluded.staged_at,
-            due        = CASE WHEN e.attempt = 0 THEN least(e.due, excluded.due) ELSE excluded.due END,
-            attempt    = 0,
-            last_error = ''
-        RETURNING e.key, e.version,
-            e.xmax = 0 AND pg_sequence_last_value({s:seq}::regclass) IS DISTINCT FROM e.version AS moved
-    )
-    SELECT array_agg(s.key), array_agg(s.version), array_agg(s.key) FILTER (WHERE s.moved)
-    INTO v_keys, v_versions, v_moved
-    FROM staged AS s;
-
-    IF v_moved IS NOT NULL OR v_keys <> p_keys THEN -- nothing promises that RETURNING keeps the order
-        WITH drawn AS (
-            INSERT INTO {t:entries} AS e (id, version, channel, key, payload, tombstone, due, staged_at)
-            SELECT 0, 0, p_channel, m.key, '', false, v_due, v_now FROM unnest(v_moved) AS m (key)
-            ON CONFLICT (channel, key) DO UPDATE SET version = nextval({s:seq}::regclass)
-            RETURNING e.key, e.version
-        )
-        SELECT array_agg(coalesce(d.version, s.version) ORDER BY s.key COLLATE "C") INTO v_versions
-        FROM unnest(v_keys, v_versions) AS s (key, version) LEFT JOIN drawn AS d ON d.key = s.key COLLATE "C";
-    END IF;
-    RETURN array_to_string(v_versions, ',');
 END
 $outbox$;
 -- +goose StatementEnd
@@ -196,7 +115,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 AS $outbox$
 #variable_conflict use_column
 DECLARE
-    v_now   bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_now   bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
     v_limit integer := p_limit;
     v_probe boolean := false;
     v_wait  bigint;
@@ -236,7 +155,8 @@ BEGIN
 
     v_token := nextval({s:token_seq}::regclass);
     RETURN QUERY
-        UPDATE {t:entries} AS e SET lease_until = v_now + p_lease, token = v_token, attempt = e.attempt + 1
+        UPDATE {t:entries} AS e SET lease_until = v_now + p_lease, token = v_token,
+            attempt = least(e.attempt, 2147483646) + 1
         WHERE e.ctid = ANY (v_rows) -- locked, so they stay where they are
         RETURNING e.id, e.key, e.version, e.token, e.attempt, e.payload, e.headers,
             e.tombstone, e.staged_at, e.due, e.lease_until, e.last_error, coalesce(v_probe, false);
@@ -258,7 +178,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $outbox$
 #variable_conflict use_column
 DECLARE
-    v_now  bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_now  bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
     v_done bigint[];
     v_more bigint[];
 BEGIN
@@ -353,7 +273,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $outbox$
 #variable_conflict use_column
 DECLARE
-    v_now  bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_now  bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
     v_done bigint[];
 BEGIN
     WITH extended AS (
@@ -391,7 +311,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
 AS $outbox$
 DECLARE
-    v_now bigint := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    v_now bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
     v_due bigint;
 BEGIN
     FOR i IN 1 .. cardinality(p_names) LOOP
@@ -418,7 +338,7 @@ BEGIN
                     ORDER BY e.due, e.id LIMIT 100) AS l)
             ) AS n;
         END IF;
-        wait := CASE WHEN v_due IS NULL THEN -1 ELSE greatest(0, v_due - v_now, paused) END;
+        wait := CASE WHEN v_due IS NULL THEN -1 ELSE greatest(0, greatest(v_due, 0) - v_now, paused) END;
         RETURN NEXT;
     END LOOP;
 END
@@ -432,7 +352,7 @@ CREATE FUNCTION {t:fence_1}() RETURNS TABLE (version bigint, token bigint)
 LANGUAGE plpgsql VOLATILE
 AS $outbox$
 DECLARE
-    v_now bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+    v_now bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended({s:fence_1}, 0));
     version := setval({s:seq}::regclass, greatest(v_now, nextval({s:seq}::regclass) + 1000000));
@@ -460,10 +380,7 @@ DROP FUNCTION {t:settle_1};
 DROP FUNCTION {t:claim_1};
 -- +goose StatementEnd
 -- +goose StatementBegin
-DROP FUNCTION {t:stage_1};
--- +goose StatementEnd
--- +goose StatementBegin
-DROP FUNCTION {t:stage_one_1};
+DROP FUNCTION {t:redraw_1};
 -- +goose StatementEnd
 -- +goose StatementBegin
 DROP TABLE {t:channels};
