@@ -95,7 +95,7 @@ func TestG1ConnectionLostInAnyStatementOfATransaction(t *testing.T) {
 		p := s.proxy()
 		far := s.through(p)
 		l := far.latest("")
-		for _, statement := range []string{"begin", "INSERT INTO app", "stage_one_1", "commit"} {
+		for _, statement := range []string{"begin", "INSERT INTO app", "outbox_entries", "commit"} {
 			for _, how := range cuts {
 				t.Run(statement+" "+string(how), func(t *testing.T) {
 					key := fmt.Sprintf("%s %s", statement, how)

@@ -77,17 +77,25 @@ func (s *site) onPostgres(ctx context.Context, t target, o demoOptions) error {
 	if _, err := s.db.ExecContext(ctx, "CREATE SCHEMA "+t.d.Ident(schema)); err != nil {
 		return fmt.Errorf("create schema %q for the demo, which works in a new one only: %w", schema, err)
 	}
-	s.undo = append(s.undo, func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		defer cancel()
-		_, err := s.db.ExecContext(ctx, "DROP SCHEMA "+t.d.Ident(schema)+" CASCADE")
-		return err
-	})
+	s.undo = append(s.undo, func() error { return s.dropSchema(context.WithoutCancel(ctx)) })
 	s.indexDB = s.db
 	s.shopLabel = fmt.Sprintf("%s, schema %s", t.label, schema)
 	s.indexLabel = "a table of the same schema, as if it were another database"
 	s.left = fmt.Sprintf("schema %s; to look: outbox stats --schema %s; to remove it: DROP SCHEMA %s CASCADE", schema, schema, t.d.Ident(schema))
 	return nil
+}
+
+// dropSchema tries again where it deadlocks with what a killed relay had asked
+// of the server, which is still at it.
+func (s *site) dropSchema(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		_, err := s.db.ExecContext(ctx, "DROP SCHEMA "+s.d.Ident(s.d.Schema())+" CASCADE")
+		if !s.store.Retryable(err) || pause(ctx, 100*time.Millisecond) != nil {
+			return err
+		}
+	}
 }
 
 func (s *site) onSQLite(ctx context.Context, t target, o demoOptions) error {
