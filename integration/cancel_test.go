@@ -44,7 +44,7 @@ func isCancellation(err error) bool {
 // caller's back would let what the caller writes next commit by itself.
 func TestG1CancelledStageLeavesNoStrayRows(t *testing.T) {
 	onBothUnsynced(t, func(t *testing.T, s *site) {
-		rounds := 3200
+		rounds := 6400 / raceFactor
 		if s.postgres() {
 			rounds = 400 // each cancelled statement costs a connection
 		}

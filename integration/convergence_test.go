@@ -132,6 +132,7 @@ func TestG3RestagesDoNotHammerADestinationThatIsDown(t *testing.T) {
 	onBoth(t, func(t *testing.T, s *site) {
 		for name, end := range map[string]error{"plain": errDown, "unavailable": outbox.Unavailable(errDown)} {
 			t.Run(name, func(t *testing.T) {
+				t.Parallel()
 				l := s.latest(name)
 				var calls atomic.Int64
 				var up atomic.Bool
@@ -354,7 +355,7 @@ func (s *site) breakPayload(channel string) {
 // and a destination that fails in every way.
 func TestG3DestinationConvergesOnWhatWasCommittedLast(t *testing.T) {
 	onBothUnsynced(t, func(t *testing.T, s *site) {
-		const keys, stagers, stages = 15, 4, 40
+		const keys, stagers, stages = 15, 4, 25
 		l := s.latest("orders")
 		m, book := newMirror(), newLedger()
 		var calm atomic.Bool

@@ -174,7 +174,7 @@ func consumeOnce(store *sqlstore.Store, channel string, take func(outbox.Row)) (
 			case outbox.ResultBusy:
 				busy = append(busy, ss[i])
 			case outbox.ResultStale:
-				return 0, fmt.Errorf("key %q was settled by its holder and is stale", ss[i].Row.Key)
+				return 0, fmt.Errorf("settle key %q by its holder: %w", ss[i].Row.Key, outbox.ErrLeaseLost)
 			}
 		}
 		ss = busy

@@ -86,10 +86,10 @@ func (a *app) demo(ctx context.Context, c *cli.Command) (err error) {
 	}()
 	d := &demo{o: o, site: s, story: st, beforeCompare: a.beforeCompare}
 	sum, err := d.run(ctx)
-	if ctx.Err() != nil {
-		st.say("demo", "interrupted: nothing is compared")
-	}
 	if err != nil {
+		if ctx.Err() != nil {
+			st.say("demo", "interrupted: nothing is compared")
+		}
 		return err
 	}
 	st.end()

@@ -40,7 +40,7 @@ func (d *demo) play(ctx context.Context) error {
 }
 
 func (d *demo) killAfterIndex(ctx context.Context) error {
-	return d.kill(ctx, strikeAfter, "killed relay process %d (SIGKILL) when the index had %s and the outbox did not know: sent again, if not outdated")
+	return d.kill(ctx, strikeAfter, "killed relay process %d (SIGKILL) after the index took %s, before the outbox knew: they, or newer, go again")
 }
 
 func (d *demo) killBeforeIndex(ctx context.Context) error {
@@ -59,14 +59,13 @@ func (d *demo) kill(ctx context.Context, at moment, what string) error {
 		return nil
 	}
 	d.story.say("demo", what, pid, entries(batch))
+	if at == strikeAfter { // the first time
+		d.story.say("demo", "what else it held comes free when its lease lapses: %s here, 15s by default", demoLease)
+	}
 	if err := pause(ctx, restartAfter); err != nil {
 		return err
 	}
-	if err := d.relays.start(); err != nil {
-		return err
-	}
-	d.story.say("demo", "what the dead one held comes free when its lease lapses: %s here, 15s by default", demoLease)
-	return nil
+	return d.relays.start()
 }
 
 func (d *demo) indexDown(ctx context.Context) error {

@@ -101,7 +101,7 @@ func (r *relays) listen(stdout io.Reader) {
 		}
 		switch e.Kind {
 		case outbox.EventOutage:
-			r.story.say("relay", "channel %q pauses, and one entry probes it from time to time (%s)", ordersChannel, oneLine(e.Error))
+			r.story.say("relay", "channel %q pauses; single entries probe the index (%s)", ordersChannel, oneLine(e.Error))
 		case outbox.EventResume:
 			r.story.say("relay", "the index answers: channel %q goes on", ordersChannel)
 		case outbox.EventSlow:

@@ -80,7 +80,7 @@ func (d *diagnosis) print(w io.Writer) error {
 		n[c.Result]++
 		fmt.Fprintf(w, "%-8s %-11s %s\n", c.Result, c.Subject, c.Text)
 	}
-	_, err := fmt.Fprintf(w, "%d faults, %d warnings\n", n["fault"], n["warning"])
+	_, err := fmt.Fprintf(w, "faults: %d, warnings: %d\n", n["fault"], n["warning"])
 	return err
 }
 

@@ -47,7 +47,7 @@ func TestDoctorFindsNothingWhereAllIsWell(t *testing.T) {
 			require.Contains(t, d.texts("ok"), subject)
 		}
 		out := ok(t, "doctor", "--dsn", dsn)
-		require.Contains(t, out, "0 faults, ")
+		require.Contains(t, out, "faults: 0, warnings: ")
 		require.Contains(t, out, "ok       schema      version 1; this release needs 1\n")
 	})
 }
@@ -62,7 +62,7 @@ func TestDoctorTellsWhatKeepsItFromWorking(t *testing.T) {
 		r := call(t, "doctor", "--dsn", dsn, "--prefix", "other_")
 		require.Equal(t, exitFailed, r.code)
 		require.Contains(t, r.stdout, "\nfault    schema      ")
-		require.Contains(t, r.stdout, "1 faults, 0 warnings")
+		require.Contains(t, r.stdout, "faults: 1, warnings: 0")
 	})
 	d := diagnose(t, exitFailed, "--dsn", "postgres://someone@127.0.0.1:1/app?sslmode=disable")
 	require.Contains(t, d.texts("fault"), "connection: connect to Postgres")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seed-2b36b211/sqloutbox/internal/pgtest"
 	"github.com/seed-2b36b211/sqloutbox/outbox"
 )
 
@@ -132,6 +133,20 @@ func TestFenceRaisesTheVersions(t *testing.T) {
 		require.Greater(t, got.Token, before)
 		require.Contains(t, ok(t, "fence", "--dsn", dsn), "versions go on above ")
 	})
+}
+
+// A pooler in transaction mode gives every statement to another session.
+func TestEveryCommandWorksBehindAPooler(t *testing.T) {
+	if testing.Short() {
+		return
+	}
+	direct := pgtest.DSN(t)
+	pooled := pgtest.Pooler(t, direct, 2)
+	for _, line := range []string{
+		"migrate up", "migrate status", "doctor", "stats", "pause orders --for 1h", "resume orders", "fence", "migrate down",
+	} {
+		ok(t, append(strings.Fields(line), "--dsn", pooled)...)
+	}
 }
 
 func TestTablesAreReadable(t *testing.T) {
