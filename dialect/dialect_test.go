@@ -35,6 +35,16 @@ func TestSQLiteDSNOpensThatVeryFile(t *testing.T) {
 	}
 }
 
+func TestSQLiteDSNTakesNoFolderForAHost(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "app.db")
+	db, err := sql.Open("sqlite", dialect.SQLiteDSN("//"+path))
+	require.NoError(t, err)
+	defer db.Close()
+	_, err = db.Exec(`CREATE TABLE t (x)`)
+	require.NoError(t, err)
+	require.FileExists(t, path)
+}
+
 func TestSQLiteDSNTakesRelativePaths(t *testing.T) {
 	t.Chdir(t.TempDir())
 	db, err := sql.Open("sqlite", dialect.SQLiteDSN("app.db"))

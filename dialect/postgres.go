@@ -207,7 +207,7 @@ func (postgres) stats(limit int, at now) Statement {
 		)
 		SELECT m.system, m.name, d.n, s.n, l.n,
 			coalesce(n.now - d.oldest, 0), coalesce(w.attempt, 0), coalesce(w.last_error, ''),
-			greatest(0, c.paused_until - n.now, c.outage_until - n.now), coalesce(c.outage_level > 0, false),
+			greatest(0, c.paused_until - n.now, c.outage_until - n.now), coalesce(c.outage_level > 0 AND c.paused_until <= n.now, false),
 			coalesce(CASE WHEN c.paused_until > n.now THEN c.reason WHEN c.outage_level > 0 THEN c.outage_reason END, '')
 		FROM n CROSS JOIN named AS m
 		LEFT JOIN {t:channels} AS c ON c.system = m.system AND c.name = m.name
@@ -309,11 +309,16 @@ func (postgres) check(ctx context.Context, db *sql.DB, d Dialect) ([]Finding, er
 // pgGrants finds what the role lacks. A role may only stage or only relay; one
 // that can do neither is a fault.
 func pgGrants(ctx context.Context, db *sql.DB, d Dialect, fs *findings) error {
-	stage, err := pgLacks(ctx, db, d, map[string]string{"entries": "SELECT,INSERT,UPDATE", "seq": "USAGE,SELECT"})
+	stage, err := pgLacks(ctx, db, d, map[string]string{
+		"entries": "SELECT,INSERT,UPDATE", "seq": "USAGE,SELECT", "redraw_1": "EXECUTE",
+	})
 	if err != nil {
 		return err
 	}
-	relay, err := pgLacks(ctx, db, d, map[string]string{"entries": "SELECT,UPDATE,DELETE", "channels": "SELECT,INSERT,UPDATE", "token_seq": "USAGE"})
+	relay, err := pgLacks(ctx, db, d, map[string]string{
+		"entries": "SELECT,UPDATE,DELETE", "channels": "SELECT,INSERT,UPDATE", "token_seq": "USAGE",
+		"claim_1": "EXECUTE", "settle_1": "EXECUTE", "extend_1": "EXECUTE", "look_1": "EXECUTE",
+	})
 	if err != nil {
 		return err
 	}
@@ -328,18 +333,26 @@ func pgGrants(ctx context.Context, db *sql.DB, d Dialect, fs *findings) error {
 func pgLacks(ctx context.Context, db *sql.DB, d Dialect, needed map[string]string) (string, error) {
 	var lacks []string
 	for _, name := range slices.Sorted(maps.Keys(needed)) {
-		kind, object := "table", d.Render(`{t:`+name+`}`)
-		if strings.HasSuffix(name, "seq") {
+		kind, object := "table", `$1::text`
+		switch {
+		case needed[name] == "EXECUTE":
+			kind = "function"
+			object = `(SELECT p.oid FROM pg_proc AS p WHERE p.proname = $1::text AND p.pronamespace = ` + quoteText(d.Ident(d.schema)) + `::regnamespace)`
+		case strings.HasSuffix(name, "seq"):
 			kind = "sequence"
 		}
+		argument := d.Render(`{t:` + name + `}`)
+		if kind == "function" {
+			argument = d.prefix + name
+		}
 		for privilege := range strings.SplitSeq(needed[name], ",") {
-			var granted bool
-			row := db.QueryRowContext(ctx, `SELECT has_`+kind+`_privilege($1::text, $2::text)`, object, privilege)
+			var granted sql.NullBool
+			row := db.QueryRowContext(ctx, `SELECT has_`+kind+`_privilege(`+object+`, $2::text)`, argument, privilege)
 			if err := row.Scan(&granted); err != nil {
-				return "", fmt.Errorf("check grants on %s: %w", object, err)
+				return "", fmt.Errorf("check grants on %s: %w", d.Render(`{t:`+name+`}`), err)
 			}
-			if !granted {
-				lacks = append(lacks, privilege+" on "+kind+" "+object)
+			if !granted.Bool {
+				lacks = append(lacks, privilege+" on "+kind+" "+d.Render(`{t:`+name+`}`))
 			}
 		}
 	}

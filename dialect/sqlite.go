@@ -26,6 +26,9 @@ func (sqlite) hostClock() bool { return true }
 // power cut. The path is a file's; an in-memory database has no place here,
 // since each connection of a pool would see its own.
 func SQLiteDSN(path string) string {
+	if strings.HasPrefix(path, "//") { // or the first folder would be a host
+		path = "/" + strings.TrimLeft(path, "/")
+	}
 	return "file:" + (&url.URL{Path: path}).EscapedPath() +
 		"?_txlock=immediate&_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
 }
@@ -384,7 +387,7 @@ func (sqlite) stats(limit int, at now) Statement {
 			coalesce((SELECT x.last_error FROM (
 				SELECT e.attempt, e.last_error FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due DESC LIMIT 1000) AS x
 				ORDER BY x.attempt DESC, x.last_error DESC LIMIT 1), ''),
-			max(0, coalesce(max(c.paused_until, c.outage_until), 0) - ?2), coalesce(c.outage_level > 0, false),
+			max(0, coalesce(max(c.paused_until, c.outage_until), 0) - ?2), coalesce(c.outage_level > 0 AND c.paused_until <= ?2, false),
 			coalesce(CASE WHEN c.paused_until > ?2 THEN c.reason WHEN c.outage_level > 0 THEN c.outage_reason END, '')
 		FROM named AS m LEFT JOIN {t:channels} AS c ON c.system = m.system AND c.name = m.name
 		ORDER BY m.system, m.name`,

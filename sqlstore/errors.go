@@ -31,6 +31,8 @@ func (s *Store) explain(ctx context.Context, read reader, err error, doing strin
 			doing, outbox.ErrSchema, s.d.Schema(), s.d.Prefix(), err)
 	case fault == dialect.FaultGrant:
 		return fmt.Errorf("%s: the role lacks a grant, `outbox doctor` tells which: %w", doing, err)
+	case fault == dialect.FaultReadOnly && s.d.HostClock():
+		return fmt.Errorf("%s: the file or the connection is read-only: look at the file's permissions, and for mode=ro in the DSN: %w", doing, err)
 	case fault == dialect.FaultReadOnly:
 		return fmt.Errorf("%s: the server or transaction is read-only: connect to the primary: %w", doing, err)
 	}

@@ -94,6 +94,7 @@ func (r *relays) watch(p *process) {
 // listen tells the story of a process's events.
 func (r *relays) listen(stdout io.Reader) {
 	lines := bufio.NewScanner(stdout)
+	down := false // said once: every batch in flight and every probe tells it
 	for lines.Scan() {
 		var e relayEvent
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
@@ -101,8 +102,13 @@ func (r *relays) listen(stdout io.Reader) {
 		}
 		switch e.Kind {
 		case outbox.EventOutage:
+			if down {
+				continue
+			}
+			down = true
 			r.story.say("relay", "channel %q pauses; single entries probe the index (%s)", ordersChannel, oneLine(e.Error))
 		case outbox.EventResume:
+			down = false
 			r.story.say("relay", "the index answers: channel %q goes on", ordersChannel)
 		case outbox.EventSlow:
 			r.story.say("relay", "whole batches keep failing: waits %s before the next", age(e.Delay))

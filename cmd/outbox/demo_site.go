@@ -39,11 +39,10 @@ func openSite(ctx context.Context, o demoOptions) (_ *site, err error) {
 			err = errors.Join(err, s.clear())
 		}
 	}()
-	if s.dir, err = os.MkdirTemp("", "outbox-demo-"); err != nil {
-		return nil, err
-	}
-	s.undo = append(s.undo, func() error { return os.RemoveAll(s.dir) })
 	if s.dsn = o.dsn; s.dsn == "" {
+		if err = s.makeDir(); err != nil {
+			return nil, err
+		}
 		s.dsn = filepath.Join(s.dir, "shop.db")
 	}
 	t, err := parseDSN(s.dsn)
@@ -59,6 +58,14 @@ func openSite(ctx context.Context, o demoOptions) (_ *site, err error) {
 		return nil, err
 	}
 	return s, s.install(ctx)
+}
+
+func (s *site) makeDir() (err error) {
+	if s.dir, err = os.MkdirTemp("", "outbox-demo-"); err != nil {
+		return err
+	}
+	s.undo = append(s.undo, func() error { return os.RemoveAll(s.dir) })
+	return nil
 }
 
 func (s *site) onPostgres(ctx context.Context, t target, o demoOptions) error {
@@ -120,6 +127,11 @@ func (s *site) onSQLite(ctx context.Context, t target, o demoOptions) error {
 		return err
 	}
 	s.undo = append(s.undo, s.db.Close)
+	if s.dir == "" {
+		if err := s.makeDir(); err != nil {
+			return err
+		}
+	}
 	other, err := parseDSN(filepath.Join(s.dir, "index.db"))
 	if err != nil {
 		return err
