@@ -322,8 +322,7 @@ func pgGrants(ctx context.Context, db *sql.DB, d Dialect, fs *findings) error {
 	if err != nil {
 		return err
 	}
-	fs.fault(stage != "" && relay != "", "the role can neither stage nor relay: it lacks %s; grant it, or use the role that was meant",
-		strings.Join(slices.Compact([]string{stage, relay}), ", "))
+	fs.fault(stage != "" && relay != "", "the role can neither stage nor relay; grant it, to stage: %s; to relay: %s", stage, relay)
 	fs.warn(stage != "" && relay == "", "the role can relay but not stage: it lacks %s", stage)
 	fs.warn(relay != "" && stage == "", "the role can stage but not relay: it lacks %s", relay)
 	return nil

@@ -127,8 +127,8 @@ func (sqlite) check(ctx context.Context, db *sql.DB, d Dialect) ([]Finding, erro
 		}
 	}
 	var fs findings
-	fs.fault(file == "" && db.Stats().MaxOpenConnections != 1, "the database is in memory, and each connection of the pool has its own: "+
-		"use a file, or SetMaxOpenConns(1)")
+	fs.fault(file == "" && db.Stats().MaxOpenConnections != 1, "the database is in memory: it ends with its last connection, "+
+		"and each connection of the pool may have one of its own; use a file, or SetMaxOpenConns(1)")
 	fs.fault(timeout == 0 && file != "", "busy_timeout is 0, so writers fail instead of waiting for each other: "+
 		"open the database with dialect.SQLiteDSN, or add _pragma=busy_timeout(5000) to the DSN")
 	fs.warn(file != "" && journal != "wal", "journal_mode is %s: readers and the writer block each other; "+

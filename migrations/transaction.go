@@ -147,7 +147,7 @@ func (in *install) patiently(ctx context.Context, f func(context.Context) error)
 func (in *install) explain(err error) error {
 	switch in.d.Classify(err) {
 	case dialect.FaultGrant:
-		return fmt.Errorf("the role lacks a right: migrate as the owner of the schema: %w", err)
+		return fmt.Errorf("the role lacks a right: migrate as the owner of the schema, or grant SELECT on the two tables to who only looks: %w", err)
 	case dialect.FaultReadOnly:
 		return fmt.Errorf("the database takes no writes: connect to the primary: %w", err)
 	case dialect.FaultBusy:

@@ -118,7 +118,12 @@ func (b *batch) report(v verdict, end ending) {
 }
 
 func (b *batch) logFailed(v verdict, end ending, took time.Duration) {
-	ok, skipped := b.c.failed.allow(time.Now())
+	p, panicked := end.err.(*panicError)
+	seldom := &b.c.failed
+	if panicked {
+		seldom = &b.c.panicked // a plain failure just before must not hide the stack
+	}
+	ok, skipped := seldom.allow(time.Now())
 	if !ok {
 		return
 	}
@@ -129,7 +134,7 @@ func (b *batch) logFailed(v verdict, end ending, took time.Duration) {
 	if skipped > 0 {
 		args = append(args, "unlogged_failures", skipped)
 	}
-	if p, panicked := end.err.(*panicError); panicked {
+	if panicked {
 		b.c.r.log.Error("outbox: publish function panicked, trying again", append(args, "stack", string(p.stack))...)
 		return
 	}

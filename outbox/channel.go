@@ -8,14 +8,15 @@ import (
 // A channel is an attachment being served: when to claim, and how much.
 type channel struct {
 	source
-	r       *Relay
-	name    Channel
-	o       PublishOptions
-	backoff backoffFunc
-	failed  throttle      // of log lines about failed publications
-	unread  throttle      // and about entries that cannot be read
-	wake    chan struct{} // makes the loop think again
-	late    chan struct{} // bounds settlements that go on behind the slots
+	r        *Relay
+	name     Channel
+	o        PublishOptions
+	backoff  backoffFunc
+	failed   throttle      // of log lines about failed publications
+	panicked throttle      // about panics, which have a stack to show
+	unread   throttle      // and about entries that cannot be read
+	wake     chan struct{} // makes the loop think again
+	late     chan struct{} // bounds settlements that go on behind the slots
 
 	mu       sync.Mutex
 	now      bool      // claim at once

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// What a caller may want to act on. Every error of this library wraps at most
-// one of these, and the driver's own error stays reachable with errors.As.
+// What a caller may want to act on. Every error of this package and of a store
+// wraps at most one of these, and the driver's own error stays reachable with
+// errors.As.
 var (
 	// ErrLeaseLost: the token or version is no longer the row's; nothing changed.
 	ErrLeaseLost = errors.New("lease lost")
@@ -21,7 +22,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrInvalid: an argument or option is refused; nothing was written.
 	ErrInvalid = errors.New("invalid argument")
-	// ErrTx: the transaction is nil, finished, or not one this store can use; nothing was written.
+	// ErrTx: the transaction is nil, finished, aborted, or of another kind of database; nothing was
+	// written. One of another database of the same kind cannot be told: it stages there.
 	ErrTx = errors.New("unusable transaction")
 	// ErrSchema: the outbox's tables are missing, outdated, newer than this library, or not its own.
 	ErrSchema = errors.New("outbox schema")
@@ -68,7 +70,7 @@ func (e *classError) Unwrap() error { return e.cause }
 
 // Permanent says that trying again will not help. A [Latest] entry is then
 // tried at the slowest backoff only (there is no newer state to wait for, and
-// dropping it would leave the sink stale); a message is dead. Never nil.
+// dropping it would leave the sink stale). Never nil.
 func Permanent(cause error) error { return &classError{class: ClassPermanent, cause: cause} }
 
 // RetryAfter says that the row was not published and when to try again. A

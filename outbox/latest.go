@@ -67,7 +67,7 @@ func (o LatestOptions[T]) check(s LatestStore) error {
 
 // Stage replaces the pending value of key, as part of tx, and returns its
 // version. What is refused is refused before anything is written: ErrInvalid
-// for a bad key, header or payload, ErrTx for a transaction that is nil or
+// for a bad key, header or payload, or a value that cannot be encoded, ErrTx for a transaction that is nil or
 // finished. An outbox that is not installed is ErrSchema. The driver's error
 // stays reachable with errors.As; after one, roll back.
 func (l *Latest[T]) Stage(ctx context.Context, tx *sql.Tx, key string, v T) (Version, error) {

@@ -176,9 +176,10 @@ func TestStageErrorsKeepTheStoresAndNeverTheValue(t *testing.T) {
 	} {
 		_, err = l.StageIn(t.Context(), committed{}, Item[any]{Key: "the key", Value: v})
 		require.Error(t, err, name)
-		require.ErrorContains(t, err, `outbox: stage key "the key" of channel "c": encode JSON: `)
+		require.ErrorContains(t, err, `outbox: stage key "the key" of channel "c": invalid argument: encode JSON: `)
 		require.NotContains(t, err.Error(), "secret")
 	}
+	require.ErrorIs(t, err, ErrInvalid)
 	require.ErrorAs(t, err, new(*codecError))
 	require.Equal(t, 1, s.count("stage"), "before anything is written")
 }

@@ -11,7 +11,7 @@ type EventKind string
 const (
 	EventLook     EventKind = "look"     // asked the store when to claim; Rows: channels asked about
 	EventClaim    EventKind = "claim"    // claimed Rows entries, none included
-	EventPublish  EventKind = "publish"  // a call of the publish function with Rows entries ended, in Err where it failed
+	EventPublish  EventKind = "publish"  // the publish function was called with Rows entries; Err: why the call failed (entries that it failed itself are in EventRetry)
 	EventSettle   EventKind = "settle"   // Rows entries were acknowledged
 	EventRetry    EventKind = "retry"    // Rows entries are to be tried again, the first in Delay
 	EventRelease  EventKind = "release"  // Rows entries were given back, their attempt not counted

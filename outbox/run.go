@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 )
@@ -140,8 +141,9 @@ func (n *run) leftBehind() (err error) {
 // publish function that ignores its cancelled context is still running then.
 //
 // Run first checks the store: tables that are missing, outdated, newer or
-// foreign are ErrSchema, returned at once. A database that is not reachable,
-// then or later, is waited for. One Run, RunOnce or Flush is allowed at a
+// foreign are ErrSchema, returned at once. A database that cannot be used for
+// another reason, then or later, is waited for, and logged: it may not be
+// reachable, refuse the password, or be a replica. One Run, RunOnce or Flush is allowed at a
 // time, others are ErrState; after it has ended, Run may be called again.
 func (r *Relay) Run(ctx context.Context) error {
 	if err := r.run(ctx); err != nil {
@@ -167,13 +169,21 @@ func (r *Relay) run(ctx context.Context) error {
 		n.wg.Go(func() { c.loop(n) })
 	}
 	n.wg.Go(n.poll)
-	r.log.Debug("outbox: relay started", "channels", len(r.channels))
+	r.log.Info("outbox: relay started", "channels", r.names())
 	<-ctx.Done()
 	unhint()
 	err = n.end()
-	r.log.Debug("outbox: relay stopped", "error", err)
+	r.log.Info("outbox: relay stopped", "channels", r.names())
 	r.observe(Event{Kind: EventStop, Rows: n.leftRows(), Err: err})
 	return err
+}
+
+func (r *Relay) names() string {
+	names := make([]string, len(r.channels))
+	for i, c := range r.channels {
+		names[i] = c.name.Name
+	}
+	return strings.Join(names, ", ")
 }
 
 func (n *run) leftRows() (rows int) {

@@ -58,7 +58,7 @@ func (l *Latest[T]) encode(ctx context.Context, it *Item[T]) (StageRow, error) {
 	if !it.Deleted {
 		var err error
 		if row.Payload, err = l.o.Codec.Encode(row.Header, it.Value); err != nil {
-			return row, err
+			return row, fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 	}
 	if len(row.Payload) > l.o.MaxPayload {

@@ -75,8 +75,15 @@ func (r *Relay) troubled(o op, ch Channel, err error) {
 	t.failing.Store(true)
 	n := t.failures.Add(1)
 	if ok, _ := t.throttle.allow(time.Now()); ok {
-		r.log.Warn("outbox: store call failed, trying again",
-			"call", opNames[o], "channel", ch.Name, "failures", n, "error", errorText(err))
+		args := []any{"call", opNames[o], "failures", n, "error", errorText(err)}
+		switch {
+		case o == opCheck:
+			r.log.Error("outbox: relay has not started, the store cannot be used yet; trying again", args...)
+		case ch.Name == "":
+			r.log.Warn("outbox: store call failed, trying again", args...)
+		default:
+			r.log.Warn("outbox: store call failed, trying again", append(args, "channel", ch.Name)...)
+		}
 	}
 	r.observe(Event{Kind: EventTrouble, Channel: ch, Err: err})
 }

@@ -62,6 +62,18 @@ func (s *Store) readerIn(ctx context.Context, tx outbox.Tx) reader {
 	}
 }
 
+func (s *Store) where() string {
+	return fmt.Sprintf("in schema %s with prefix %s", s.d.Ident(s.d.Schema()), s.d.Ident(s.d.Prefix()))
+}
+
+func (s *Store) schemaMissing(err error) error {
+	return fmt.Errorf("%w %s is missing, or is not this library's: run the migrations: %w", outbox.ErrSchema, s.where(), err)
+}
+
+func (s *Store) otherKind(err error) error {
+	return fmt.Errorf("the database is not %s: the dialect and the driver do not match: %w", s.d.Name(), err)
+}
+
 // checkSchema compares what is installed with what this release needs.
 func (s *Store) checkSchema(ctx context.Context, read reader) error {
 	version, compatible := 0, 0
@@ -71,10 +83,12 @@ func (s *Store) checkSchema(ctx context.Context, read reader) error {
 		unread = err != nil && ctx.Err() == nil
 		return err
 	})
-	where := fmt.Sprintf("in schema %q with prefix %q", s.d.Schema(), s.d.Prefix())
+	where := s.where()
 	switch {
 	case unread, err != nil && s.d.Classify(err) == dialect.FaultSchema:
-		return fmt.Errorf("%w %s is missing, or its tables are another program's: run the migrations: %w", outbox.ErrSchema, where, err)
+		return s.schemaMissing(err)
+	case err != nil && s.d.Classify(err) == dialect.FaultOtherKind:
+		return s.otherKind(err)
 	case err != nil && s.d.Classify(err) == dialect.FaultGrant:
 		return fmt.Errorf("read the schema's version %s: the role lacks USAGE on the schema or SELECT on the outbox's tables: %w", where, err)
 	case err != nil:

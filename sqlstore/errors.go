@@ -24,11 +24,12 @@ func (s *Store) explain(ctx context.Context, read reader, err error, doing strin
 	switch fault := s.d.Classify(err); {
 	case fault == dialect.FaultSchema && s.d.HostClock():
 		if schema := s.checkSchema(ctx, read); schema != nil {
-			return fmt.Errorf("%s: %w: %w", doing, schema, err)
+			return fmt.Errorf("%s: %w", doing, schema)
 		}
+	case fault == dialect.FaultOtherKind:
+		return fmt.Errorf("%s: %w", doing, s.otherKind(err))
 	case fault == dialect.FaultSchema:
-		return fmt.Errorf("%s: %w in schema %q with prefix %q is missing or not this release's: run the migrations: %w",
-			doing, outbox.ErrSchema, s.d.Schema(), s.d.Prefix(), err)
+		return fmt.Errorf("%s: %w", doing, s.schemaMissing(err))
 	case fault == dialect.FaultGrant:
 		return fmt.Errorf("%s: the role lacks a grant, `outbox doctor` tells which: %w", doing, err)
 	case fault == dialect.FaultReadOnly && s.d.HostClock():

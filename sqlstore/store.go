@@ -177,6 +177,9 @@ func (s *Store) Pause(ctx context.Context, channel string, d time.Duration, reas
 func (s *Store) Fence(ctx context.Context) (outbox.Version, outbox.Token, error) {
 	var version, token int64
 	err := s.d.Write(ctx, s.db, s.d.Fence(s.now()), func(rows *sql.Rows) error { return rows.Scan(&version, &token) })
+	if err != nil && s.d.Classify(err) == dialect.FaultGrant {
+		return 0, 0, fmt.Errorf("fence: the role lacks UPDATE on the sequences: grant it, or fence as their owner: %w", err)
+	}
 	if err != nil {
 		return 0, 0, s.failed(ctx, err, "fence")
 	}

@@ -168,6 +168,10 @@ func (d *diagnosis) settings(s *session, findings []dialect.Finding) {
 func (d *diagnosis) channels(ctx context.Context, s *session) {
 	stats, err := s.store.Stats(ctx)
 	if err != nil {
+		if s.d.Classify(err) == dialect.FaultGrant {
+			d.add("channels", "note", "the role may not count what waits: %s", oneLine(err.Error()))
+			return
+		}
 		d.add("channels", "fault", "%s", lines(timedOut(ctx, err)))
 		return
 	}
@@ -175,7 +179,7 @@ func (d *diagnosis) channels(ctx context.Context, s *session) {
 	for _, st := range stats {
 		name := fmt.Sprintf("%q", st.Channel.Name)
 		if st.Paused > 0 || st.Outage {
-			d.add("channels", "warning", "%s: %s; to resume it: outbox resume %s", name, oneLine(state(st)), name)
+			d.add("channels", "warning", "%s: %s; to have it go on at once: outbox resume %s", name, oneLine(state(st)), name)
 		} else if st.OldestDue > lateAfter && st.InFlight == 0 {
 			d.add("channels", "warning", "%s: %s entries are due, the oldest for %s, and none is in flight: does a relay serve it, and under this name?",
 				name, count(st.Due), age(st.OldestDue))

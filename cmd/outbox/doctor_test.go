@@ -148,8 +148,8 @@ func TestDoctorFindsChannelsInTrouble(t *testing.T) {
 		}
 		warnings := diagnose(t, exitOK, "--dsn", dsn).texts("warning")
 		require.Regexp(t, `channels: "mispelt": 2 entries are due, the oldest for 1h0\dm, and none is in flight: does a relay serve it`, warnings)
-		require.Contains(t, warnings, `channels: "paused": paused for `)
-		require.Contains(t, warnings, `rebuild; to resume it: outbox resume "paused"`)
+		require.Contains(t, warnings, `channels: "paused": paused for another `)
+		require.Contains(t, warnings, `rebuild; to have it go on at once: outbox resume "paused"`)
 		require.Contains(t, warnings, `channels: "failing": an entry has been tried 10 times: no luck`)
 	})
 }

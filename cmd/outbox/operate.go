@@ -103,7 +103,7 @@ func (a *app) waiting(stats []outbox.ChannelStats, name string) {
 	for _, st := range stats {
 		others = append(others, fmt.Sprintf("%q", st.Channel.Name))
 	}
-	fmt.Fprintf(a.stderr, "outbox: warning: no entry waits in channel %q, so that its name may be misspelt", name)
+	fmt.Fprintf(a.stderr, "outbox: note: no entry waits in channel %q at the moment; if that is not its name, nothing is changed by this", name)
 	if len(others) > 0 {
 		fmt.Fprintf(a.stderr, "; entries wait in, or paused are: %s", strings.Join(others, ", "))
 	}

@@ -105,13 +105,13 @@ func TestPauseAndResumeSayWhatTheyDid(t *testing.T) {
 		claimed, err := s.store.ClaimRows(t.Context(), outbox.Claim{Channel: "orders", Limit: 2, Lease: time.Hour})
 		require.NoError(t, err)
 		require.Empty(t, claimed.Rows)
-		require.Regexp(t, `paused for (1h00m|59m59s|59m58s): index is rebuilt`, ok(t, "stats", "--dsn", dsn))
+		require.Regexp(t, `paused for another (1h00m|59m59s|59m58s): index is rebuilt`, ok(t, "stats", "--dsn", dsn))
 
 		r = call(t, "pause", "order", "--for", "1h", "--dsn", dsn)
 		require.Equal(t, exitOK, r.code)
-		require.Contains(t, r.stderr, `warning: no entry waits in channel "order", so that its name may be misspelt; entries wait in, or paused are: "orders"`)
+		require.Contains(t, r.stderr, `note: no entry waits in channel "order" at the moment; if that is not its name, nothing is changed by this; entries wait in, or paused are: "orders"`)
 
-		require.Contains(t, ok(t, "resume", "orders", "--dsn", dsn), `channel "orders" is resumed; it was: paused for 59m5`)
+		require.Contains(t, ok(t, "resume", "orders", "--dsn", dsn), `channel "orders" is resumed; it was: paused for another 59m5`)
 		require.Contains(t, ok(t, "resume", "orders", "--dsn", dsn), `channel "orders" was not paused`)
 		claimed, err = s.store.ClaimRows(t.Context(), outbox.Claim{Channel: "orders", Limit: 2, Lease: time.Hour})
 		require.NoError(t, err)
@@ -119,7 +119,7 @@ func TestPauseAndResumeSayWhatTheyDid(t *testing.T) {
 		r = call(t, "resume", "help", "--dsn", dsn)
 		require.Equal(t, exitOK, r.code)
 		require.Contains(t, r.stdout, `channel "help" was not paused`)
-		require.Contains(t, r.stderr, "may be misspelt")
+		require.Contains(t, r.stderr, "if that is not its name")
 	})
 }
 

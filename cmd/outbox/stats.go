@@ -111,7 +111,7 @@ func state(st outbox.ChannelStats) string {
 	case st.Outage:
 		text = "destination down, to be tried"
 	case st.Paused > 0:
-		text = "paused for " + age(st.Paused)
+		text = "paused for another " + age(st.Paused)
 	}
 	if st.Reason != "" && text != "open" {
 		text += ": " + st.Reason

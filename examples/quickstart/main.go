@@ -9,6 +9,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"time"
 
 	_ "modernc.org/sqlite"
 
@@ -78,7 +79,9 @@ func run(ctx context.Context, path string) error {
 	// The relay calls this outside of any transaction, until it returns nil.
 	publish := func(ctx context.Context, batch []*outbox.Entry[Price]) error {
 		for _, e := range batch {
-			fmt.Printf("%s now costs %d\n", e.Key, e.Value.Cents) // a real sink compares e.Version
+			if err := send(ctx, e); err != nil {
+				e.Fail(err) // this one alone; the others are done
+			}
 		}
 		return nil
 	}
@@ -86,6 +89,13 @@ func run(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	_, err = relay.Flush(ctx) // a service calls relay.Run(ctx)
+	ctx, stop := context.WithTimeout(ctx, time.Second) // a service: signal.NotifyContext
+	defer stop()
+	return relay.Run(ctx) // until ctx ends
+}
+
+// send stands for a call to the sink, which is to compare e.Version.
+func send(_ context.Context, e *outbox.Entry[Price]) error {
+	_, err := fmt.Printf("%s now costs %d\n", e.Key, e.Value.Cents)
 	return err
 }
