@@ -44,6 +44,8 @@ func TestG9NoRelayStatementWaitsForARow(t *testing.T) {
 			require.NoError(t, err)
 			want := allOf(outbox.ResultDone, 5)
 			want[2] = outbox.ResultBusy
+			patience := time.AfterFunc(10*time.Second, func() { _ = stager.Rollback() }) // whoever waits learns it
+			defer patience.Stop()
 
 			atOnce := func(what string, f func()) {
 				t.Helper()
