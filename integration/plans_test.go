@@ -249,6 +249,7 @@ func (s *site) work(t *testing.T, db *sql.DB, p *plans, checked scope) {
 // TestClaimsAreHeapOnlyInSteadyFlow: no index has to be touched, because none
 // mentions what a claim changes and each page keeps room for it.
 func TestClaimsAreHeapOnlyInSteadyFlow(t *testing.T) {
+	t.Parallel()
 	onlyPostgres(t, func(t *testing.T, s *site) {
 		const refill, batch = 2_000, 100
 		l := s.latest("orders")

@@ -144,6 +144,7 @@ func TestBatchIsOneClaimAndOneSettlement(t *testing.T) {
 // TestIdleRelayAsksOncePerPollInterval, for all its channels together,
 // whatever lies in them for later or for others.
 func TestIdleRelayAsksOncePerPollInterval(t *testing.T) {
+	t.Parallel()
 	onBoth(t, func(t *testing.T, s *site) {
 		later, err := outbox.NewLatest(s.store, outbox.LatestOptions[string]{Channel: "later", BatchDelay: 365 * 24 * time.Hour})
 		require.NoError(t, err)
@@ -169,6 +170,7 @@ func TestIdleRelayAsksOncePerPollInterval(t *testing.T) {
 // TestRolledBackStageCostsAtMostTwentyLooks: the hint cannot know that the
 // commit will never come.
 func TestRolledBackStageCostsAtMostTwentyLooks(t *testing.T) {
+	t.Parallel()
 	onBoth(t, func(t *testing.T, s *site) {
 		db, c := s.counting(t)
 		l := s.latest("orders")

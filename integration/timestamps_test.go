@@ -131,6 +131,7 @@ func TestTimesAreInstantsInEveryZone(t *testing.T) {
 		require.NotZero(t, offset, "the process does not know its zone")
 		return
 	}
+	t.Parallel()
 	env := os.Environ()
 	if !testing.Short() {
 		env = append(env, pgtest.Env+"="+pgtest.DSN(t)) // not a server for each
@@ -235,9 +236,14 @@ func TestEveryQueryReadsNothingOneAndMany(t *testing.T) {
 			require.Equal(t, outbox.Look{Wait: time.Minute}, look)
 
 			require.NoError(t, s.store.Outage(t.Context(), ch, true, "it is down"))
+			stats, look, _ = read()
+			want.Paused, want.Outage, want.Reason = time.Second, true, "it is down"
+			require.Equal(t, want, stats)
+			require.Equal(t, outbox.Look{Wait: time.Minute, Paused: time.Second, Outage: true}, look)
+
 			require.NoError(t, s.store.Pause(t.Context(), "orders", time.Hour, "by an operator"))
 			stats, look, _ = read()
-			want.Paused, want.Outage, want.Reason = time.Hour, true, "by an operator"
+			want.Paused, want.Outage, want.Reason = time.Hour, false, "by an operator" // the operator's word goes first
 			require.Equal(t, want, stats)
 			require.Equal(t, outbox.Look{Wait: time.Hour, Paused: time.Hour, Outage: true}, look)
 			require.NoError(t, s.store.Pause(t.Context(), "orders", 0, ""))

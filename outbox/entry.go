@@ -39,7 +39,9 @@ func (e *Entry[T]) Retry(delay time.Duration) {
 
 // Fail marks the entry as not published, as [Entry.Retry] does, and says why.
 // The class of err (see [Permanent], [RetryAfter], [Defer], [Unavailable])
-// decides when it is tried again. A nil err is a failure too.
+// decides when it is tried again; one entry that fails with Unavailable pauses
+// its channel, while the unmarked entries of its batch are done if the publish
+// function returns nil. A nil err is a failure too.
 func (e *Entry[T]) Fail(err error) {
 	if err == nil {
 		err = errFailNil

@@ -43,3 +43,5 @@ func TestClockIsSafeForConcurrentUse(t *testing.T) {
 		t.Errorf("the clock moved by %v, want %v", got, 800*time.Second)
 	}
 }
+
+func TestExampleOfDrainRuns(t *testing.T) { testRenaming(t) }
