@@ -46,7 +46,7 @@ func TestG1CancelledStageLeavesNoStrayRows(t *testing.T) {
 	onBothUnsynced(t, func(t *testing.T, s *site) {
 		rounds := 6400 / raceFactor
 		if s.postgres() {
-			rounds = 400 // each cancelled statement costs a connection
+			rounds = 250 // each cancelled statement costs a connection
 		}
 		prepared, err := sqlstore.New(s.db, s.dialect, sqlstore.Options{})
 		require.NoError(t, err)
@@ -135,7 +135,7 @@ func TestG1CancelledRelayCallsLeaveThePoolClean(t *testing.T) {
 	onBothUnsynced(t, func(t *testing.T, s *site) {
 		loops := 10_000 / raceFactor
 		if s.postgres() {
-			loops = 500
+			loops = 300
 		}
 		const connections = 4
 		db := s.open()

@@ -193,7 +193,7 @@ func TestG10DamagedRowsKeepNobodyElseBack(t *testing.T) {
 		set    string
 		unread bool // stays, with the reason
 	}
-	for name, d := range map[string]damage{
+	damages := map[string]damage{
 		"headers cut off":         {`headers = '{"a"'`, true},
 		"headers of numbers":      {`headers = '{"a":1}'`, true},
 		"headers in a list":       {`headers = '["a"]'`, true},
@@ -201,7 +201,7 @@ func TestG10DamagedRowsKeepNobodyElseBack(t *testing.T) {
 		"headers with more after": {`headers = '{"a":"b"} {"c":"d"}'`, true},
 		"headers null":            {`headers = 'null'`, false},
 		"headers with a space":    {`headers = ' {} '`, false},
-		"payload no JSON":         {`payload = $1`, true},
+		"payload no JSON":         {`payload = $2`, true},
 		"attempts negative":       {`attempt = -7`, false},
 		"attempts at their end":   {`attempt = 2147483647`, false},
 		"due long ago":            {`due = -9223372036854775807`, false},
@@ -210,28 +210,28 @@ func TestG10DamagedRowsKeepNobodyElseBack(t *testing.T) {
 		"staged long ago":         {`staged_at = -9223372036854775807`, false},
 		"token at its end":        {`token = 9223372036854775807`, false},
 		"huge last error":         {`last_error = '` + strings.Repeat("e", 100_000) + `'`, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			onBothUnsynced(t, func(t *testing.T, s *site) {
-				l := s.latest("orders")
+	}
+	onBothUnsynced(t, func(t *testing.T, s *site) {
+		for name, d := range damages {
+			t.Run(name, func(t *testing.T) {
+				l := s.latest(name)
 				s.stageMany(l, "good before ", 10)
 				s.stage(l, "damaged", "value")
 				s.stageMany(l, "good behind ", 10)
-				var args []any
-				if strings.Contains(d.set, "$1") {
+				args := []any{name}
+				if strings.Contains(d.set, "$2") {
 					args = append(args, []byte("no JSON"))
 				}
-				s.exec(s.dialect.Render(`UPDATE {t:entries} SET `+d.set+` WHERE key = 'damaged'`), args...)
+				s.exec(s.dialect.Render(`UPDATE {t:entries} SET `+d.set+` WHERE key = 'damaged' AND channel = $1`), args...)
 				_, err := s.store.Stats(t.Context())
 				require.NoError(t, err)
-				_, err = s.store.Look(t.Context(), []outbox.Channel{latestChannel("orders")})
+				_, err = s.store.Look(t.Context(), []outbox.Channel{latestChannel(name)})
 				require.NoError(t, err)
 				m := newMirror()
 				// One batch must hold them all, and batches of a few must get by.
-				for _, size := range []int{50, 4, 4, 4, 4, 4, 4} {
+				for _, size := range []int{50, 4, 4} {
 					s.once(l, outbox.PublishOptions{BatchSize: size}, m.publish)
 				}
-				require.Empty(t, m.value("no such key"))
 				for i := range 10 {
 					require.NotEmpty(t, m.value(fmt.Sprintf("good before %07d", i)))
 					require.NotEmpty(t, m.value(fmt.Sprintf("good behind %07d", i)))
@@ -239,7 +239,6 @@ func TestG10DamagedRowsKeepNobodyElseBack(t *testing.T) {
 				stats, err := s.store.Stats(t.Context())
 				require.NoError(t, err)
 				if !d.unread {
-
 					require.Equal(t, "value", m.value("damaged"))
 					require.Empty(t, stats)
 					return
@@ -255,8 +254,8 @@ func TestG10DamagedRowsKeepNobodyElseBack(t *testing.T) {
 				require.NoError(t, l.Discard(t.Context(), "damaged", e.Version))
 				require.True(t, s.empty())
 			})
-		})
-	}
+		}
+	})
 }
 
 // TestG10NoHandPutsATextIntoAnInteger: SQLite would keep it elsewhere (S59, S67).
