@@ -72,8 +72,8 @@ func (p *plans) during(t *testing.T, f func()) []plan {
 }
 
 // work is what plans read of the outbox's tables: index entries and rows
-// looked at, whether they served or not, and pages.
-type work struct{ rows, blocks int }
+// looked at, whether they served or not.
+type work struct{ rows int }
 
 func (w *work) of(t *testing.T, n node, where string) {
 	t.Helper()

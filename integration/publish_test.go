@@ -99,7 +99,7 @@ func TestG3CallThatNeverReturnsCostsOneSlot(t *testing.T) {
 				<-release
 				return nil
 			}
-			return w.publish(nil, batch)
+			return w.publish(context.Background(), batch)
 		}, outbox.PublishOptions{BatchSize: 1, InFlight: 4, AttemptTimeout: timeout, Backoff: constant(50 * time.Millisecond)}))
 		require.NoError(t, err)
 		s.stageMany(l, "bad", bad)
