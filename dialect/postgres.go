@@ -115,32 +115,32 @@ func (p postgres) discard(ctx context.Context, db *sql.DB, d Dialect, channel, k
 		FROM (SELECT) AS one LEFT JOIN {t:entries} AS e ON e.channel = $1::text AND e.key = $2::text`,
 		[]any{channel, key, version},
 	})
-	err = d.Write(ctx, db, st, func(rows *sql.Rows) error { return rows.Scan(&result) })
+	err = d.Write(ctx, db, st, Once(func(rows *sql.Rows) error { return rows.Scan(&result) }))
 	return result, err
 }
 
-func (postgres) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, scan scan) error {
+func (postgres) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error {
 	return d.Write(ctx, db, d.rendered(Statement{
 		`SELECT ` + RowColumns + `, probe FROM {t:claim_1}($1::text, $2::integer, $3::bigint, $4::bigint, $5::bigint)`,
 		[]any{c.Channel, c.Limit, c.Lease, c.From, at},
-	}), scan)
+	}), attempt)
 }
 
 func (postgres) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error) {
-	results, scan := marked(len(s.IDs))
+	results, attempt := marked(len(s.IDs))
 	return results, d.Write(ctx, db, d.rendered(Statement{`
 		SELECT ord, result FROM {t:settle_1}($1::bigint[], $2::bigint[], $3::bigint[],
 			$4::smallint[], $5::bigint[], $6::text[], $7::boolean[], $8::bigint)`,
 		[]any{s.IDs, s.Versions, s.Tokens, s.Outcomes, s.Delays, s.Errors, s.Again, at},
-	}), scan)
+	}), attempt)
 }
 
 func (postgres) extend(ctx context.Context, db *sql.DB, d Dialect, ids, tokens []int64, lease int64, at now) ([]int16, error) {
-	results, scan := marked(len(ids))
+	results, attempt := marked(len(ids))
 	return results, d.Write(ctx, db, d.rendered(Statement{
 		`SELECT ord, result FROM {t:extend_1}($1::bigint[], $2::bigint[], $3::bigint, $4::bigint)`,
 		[]any{ids, tokens, lease, at},
-	}), scan)
+	}), attempt)
 }
 
 func (postgres) look(l Look, at now) Statement {
@@ -231,6 +231,10 @@ func (postgres) stats(limit int, at now) Statement {
 
 func (postgres) fence(now) Statement {
 	return Statement{`SELECT version, token FROM {t:fence_1}()`, nil}
+}
+
+func (p postgres) read(ctx context.Context, db *sql.DB, run func(Querier) error) error {
+	return p.write(ctx, db, run)
 }
 
 // write: one statement is one transaction.

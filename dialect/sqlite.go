@@ -69,7 +69,7 @@ func (sqlite) discard(ctx context.Context, db *sql.DB, d Dialect, channel, key s
 // claim leases due rows where the channel is not paused; after an outage one,
 // for the caller whose token the probe then carries. It looks before it takes
 // the write lock: most looks find nothing.
-func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, scan scan) error {
+func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error {
 	found := false
 	peek := d.rendered(Statement{
 		`SELECT 1 FROM {t:entries} WHERE channel = ?1 AND due <= ?2 AND lease_until <= ?2 LIMIT 1`, []any{c.Channel, at},
@@ -94,7 +94,7 @@ func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now,
 			EXISTS (SELECT 1 FROM {t:channels} WHERE system = 1 AND name = ?1 AND outage_level > 0)`,
 		[]any{c.Channel, c.Limit, c.Lease, at},
 	})
-	return immediate(ctx, db, func(ctx context.Context, q Querier) error { return each(ctx, q, claim, scan) })
+	return immediate(ctx, db, func(ctx context.Context, q Querier) error { return each(ctx, q, claim, attempt()) })
 }
 
 // settle deletes what was published and looks closer only at what is left.

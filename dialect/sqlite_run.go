@@ -9,6 +9,8 @@ import (
 	"strings"
 )
 
+func (sqlite) read(_ context.Context, db *sql.DB, run func(Querier) error) error { return run(db) }
+
 func (sqlite) write(ctx context.Context, db *sql.DB, run func(Querier) error) error {
 	return immediate(ctx, db, func(_ context.Context, q Querier) error { return run(q) })
 }

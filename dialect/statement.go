@@ -81,9 +81,6 @@ type Outage struct {
 // RowColumns are the columns of a row, in the order in which they are scanned.
 const RowColumns = `id, key, version, token, attempt, payload, headers, tombstone, staged_at, due, lease_until, last_error`
 
-// scan reads one row of an answer.
-type scan = func(*sql.Rows) error
-
 // now is what a statement takes for the time: microseconds since the Unix
 // epoch, or nil for the database's clock.
 type now = any
@@ -104,9 +101,10 @@ type engine interface {
 	stats(limit int, at now) Statement
 	fence(now) Statement
 	discard(ctx context.Context, db *sql.DB, d Dialect, channel, key string, version int64) (int16, error)
-	claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, scan scan) error
+	claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error
 	settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error)
 	extend(ctx context.Context, db *sql.DB, d Dialect, ids, tokens []int64, lease int64, at now) ([]int16, error)
+	read(ctx context.Context, db *sql.DB, run func(Querier) error) error
 	write(ctx context.Context, db *sql.DB, run func(Querier) error) error
 	callerContext(ctx context.Context) context.Context
 	classify(err error) Fault
@@ -162,9 +160,9 @@ func (d Dialect) Discard(ctx context.Context, db *sql.DB, channel, key string, v
 }
 
 // Claim leases due rows and scans [RowColumns] and whether the row is a
-// probe, in no order.
-func (d Dialect) Claim(ctx context.Context, db *sql.DB, c Claim, at any, scan func(*sql.Rows) error) error {
-	return d.engine.claim(ctx, db, d, c, at, scan)
+// probe, in no order; see Read for attempt.
+func (d Dialect) Claim(ctx context.Context, db *sql.DB, c Claim, at any, attempt func() Scan) error {
+	return d.engine.claim(ctx, db, d, c, at, attempt)
 }
 
 // Settle ends leases and returns a result for each.
@@ -196,15 +194,29 @@ func (d Dialect) Stats(limit int, at any) Statement { return d.rendered(d.engine
 // Fence raises versions and tokens to the clock and answers with both.
 func (d Dialect) Fence(at any) Statement { return d.rendered(d.engine.fence(at)) }
 
-// Read runs a statement that changes nothing.
-func (d Dialect) Read(ctx context.Context, q Querier, st Statement, scan func(*sql.Rows) error) error {
+// Scan reads one row of an answer.
+type Scan = func(*sql.Rows) error
+
+// Each runs a statement in whatever q is and scans its answer.
+func Each(ctx context.Context, q Querier, st Statement, scan Scan) error {
 	return each(ctx, q, st, scan)
 }
 
-// Write runs a statement that changes something, in a transaction of its own.
-func (d Dialect) Write(ctx context.Context, db *sql.DB, st Statement, scan func(*sql.Rows) error) error {
-	return d.engine.write(ctx, db, func(q Querier) error { return each(ctx, q, st, scan) })
+// Read runs a statement that changes nothing. It may run it twice, where the
+// server's default isolation makes it fail after its answer has come: attempt
+// forgets what the scan of the one before has read, and returns a new one.
+func (d Dialect) Read(ctx context.Context, db *sql.DB, st Statement, attempt func() Scan) error {
+	return d.engine.read(ctx, db, func(q Querier) error { return each(ctx, q, st, attempt()) })
 }
+
+// Write runs a statement that changes something, in a transaction of its own,
+// and perhaps twice, as Read does.
+func (d Dialect) Write(ctx context.Context, db *sql.DB, st Statement, attempt func() Scan) error {
+	return d.engine.write(ctx, db, func(q Querier) error { return each(ctx, q, st, attempt()) })
+}
+
+// Once is the attempt of a scan that overwrites what it has read before.
+func Once(scan Scan) func() Scan { return func() Scan { return scan } }
 
 // CallerContext is the context for a statement inside a caller's transaction.
 func (d Dialect) CallerContext(ctx context.Context) context.Context {
@@ -260,12 +272,9 @@ func each(ctx context.Context, q Querier, st Statement, scan func(*sql.Rows) err
 
 // marked returns results that are done but for those that an answer of
 // (ordinal from 1, result) marks.
-func marked(n int) ([]int16, scan) {
+func marked(n int) ([]int16, func() Scan) {
 	results := make([]int16, n)
-	for i := range results {
-		results[i] = ResultDone
-	}
-	return results, func(rows *sql.Rows) error {
+	scan := func(rows *sql.Rows) error {
 		var ord int
 		var result int16
 		if err := rows.Scan(&ord, &result); err != nil {
@@ -273,5 +282,11 @@ func marked(n int) ([]int16, scan) {
 		}
 		results[ord-1] = result
 		return nil
+	}
+	return results, func() Scan {
+		for i := range results {
+			results[i] = ResultDone
+		}
+		return scan
 	}
 }

@@ -119,7 +119,7 @@ func (in *install) versions(ctx context.Context, q database.DBTxConn) (map[int64
 	applied := make(map[int64]time.Time)
 	found, err := in.table(ctx, q, "migrations", func() error {
 		st := dialect.Statement{Text: in.d.Render(in.e.listVersions())}
-		return in.d.Read(ctx, q, st, func(rows *sql.Rows) error {
+		return dialect.Each(ctx, q, st, func(rows *sql.Rows) error {
 			var version, at int64
 			err := rows.Scan(&version, &at)
 			applied[version] = time.UnixMicro(at).UTC()

@@ -195,6 +195,6 @@ type ChannelStats struct {
 	LastError string        // of the row with that attempt
 	Hung      int           // publications of this relay that ignore their cancelled context
 	Paused    time.Duration // how much longer it is paused; 0: it is not
-	Outage    bool          // its destination is down
+	Outage    bool          // its destination is down; not shown while an operator's pause lasts
 	Reason    string        // why it is paused
 }

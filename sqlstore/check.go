@@ -52,7 +52,7 @@ type reader func(st dialect.Statement, scan func(outbox.Rows) error) error
 
 func (s *Store) reader(ctx context.Context) reader {
 	return func(st dialect.Statement, scan func(outbox.Rows) error) error {
-		return s.d.Read(ctx, s.db, st, func(rows *sql.Rows) error { return scan(rows) })
+		return s.d.Read(ctx, s.db, st, dialect.Once(func(rows *sql.Rows) error { return scan(rows) }))
 	}
 }
 

@@ -109,7 +109,7 @@ func (s *Store) stagePrepared(ctx context.Context, tx outbox.Tx, q dialect.State
 	if one == nil || !ok {
 		return errNotPrepared
 	}
-	err := s.d.Read(ctx, preparedIn{t.Unwrap(), one}, q, func(rows *sql.Rows) error { return scan(rows) })
+	err := dialect.Each(ctx, preparedIn{t.Unwrap(), one}, q, func(rows *sql.Rows) error { return scan(rows) })
 	if err != nil && s.d.Classify(err) == dialect.FaultOther && !errors.Is(err, sql.ErrTxDone) {
 		return errNotPrepared // database/sql refused it before SQLite saw it
 	}
@@ -148,7 +148,7 @@ func (s *Store) PendingRow(ctx context.Context, tx outbox.Tx, channel, key strin
 		return scanRow(rows, &row)
 	}
 	if tx == nil {
-		err = s.d.Read(ctx, s.db, st, func(rows *sql.Rows) error { return scan(rows) })
+		err = s.d.Read(ctx, s.db, st, dialect.Once(func(rows *sql.Rows) error { return scan(rows) }))
 		err = s.failed(ctx, err, "read key %q of channel %q", key, channel)
 	} else if err = eachIn(s.d.CallerContext(ctx), tx, st, scan); err != nil {
 		err = s.inTx(ctx, tx, err, "read key %q of channel %q", key, channel)
@@ -177,10 +177,11 @@ func eachIn(ctx context.Context, tx outbox.Tx, st dialect.Statement, scan func(o
 // ListRows implements outbox.LatestStore.
 func (s *Store) ListRows(ctx context.Context, channel, after string, limit int) ([]outbox.Row, error) {
 	var list []outbox.Row
-	err := s.d.Read(ctx, s.db, s.d.List(channel, after, limit), func(rows *sql.Rows) error {
+	scan := func(rows *sql.Rows) error {
 		list = append(list, outbox.Row{})
 		return scanRow(rows, &list[len(list)-1])
-	})
+	}
+	err := s.d.Read(ctx, s.db, s.d.List(channel, after, limit), func() dialect.Scan { list = nil; return scan })
 	return list, s.failed(ctx, err, "list channel %q", channel)
 }
 
@@ -211,13 +212,14 @@ func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, 
 	claim := dialect.Claim{Channel: c.Channel, Limit: c.Limit, Lease: micros(c.Lease), From: from}
 	var claimed outbox.Claimed
 	start := time.Now()
-	err := s.d.Claim(ctx, s.db, claim, s.now(), func(rows *sql.Rows) error {
+	scan := func(rows *sql.Rows) error {
 		if claimed.Rows == nil {
 			claimed.Rows = make([]outbox.Row, 0, c.Limit)
 		}
 		claimed.Rows = append(claimed.Rows, outbox.Row{})
 		return scanRow(rows, &claimed.Rows[len(claimed.Rows)-1], &claimed.Probe)
-	})
+	}
+	err := s.d.Claim(ctx, s.db, claim, s.now(), func() dialect.Scan { claimed = outbox.Claimed{}; return scan })
 	if err != nil {
 		return outbox.Claimed{}, s.failed(ctx, err, "claim from channel %q", c.Channel)
 	}

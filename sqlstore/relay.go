@@ -30,7 +30,7 @@ func (s *Store) Look(ctx context.Context, channels []outbox.Channel) ([]outbox.L
 	}
 	looks := make([]outbox.Look, 0, n)
 	start := time.Now()
-	err := s.d.Read(ctx, s.db, s.d.Look(ask, s.now()), func(rows *sql.Rows) error {
+	scan := func(rows *sql.Rows) error {
 		var wait, paused int64
 		var l outbox.Look
 		if err := rows.Scan(&wait, &paused, &l.Outage); err != nil {
@@ -40,7 +40,8 @@ func (s *Store) Look(ctx context.Context, channels []outbox.Channel) ([]outbox.L
 		l.Paused = time.Duration(paused) * time.Microsecond
 		looks = append(looks, l)
 		return nil
-	})
+	}
+	err := s.d.Read(ctx, s.db, s.d.Look(ask, s.now()), func() dialect.Scan { looks = looks[:0]; return scan })
 	if err != nil {
 		return nil, s.failed(ctx, err, "look at %d channels", n)
 	}
@@ -121,7 +122,7 @@ func (s *Store) Outage(ctx context.Context, ch outbox.Channel, down bool, reason
 		System: int16(ch.System), Name: ch.Name, Down: down, Reason: outbox.ErrorText(reason),
 		Base: micros(outageBase), Cap: micros(outageCap),
 	}, s.now())
-	if err := s.d.Write(ctx, s.db, st, nothing); err != nil {
+	if err := s.d.Write(ctx, s.db, st, dialect.Once(nothing)); err != nil {
 		return s.failed(ctx, err, "record the outage of channel %q", ch.Name)
 	}
 	return nil
@@ -130,7 +131,7 @@ func (s *Store) Outage(ctx context.Context, ch outbox.Channel, down bool, reason
 // Stats implements outbox.RelayStore.
 func (s *Store) Stats(ctx context.Context) ([]outbox.ChannelStats, error) {
 	var list []outbox.ChannelStats
-	err := s.d.Read(ctx, s.db, s.d.Stats(outbox.StatsCap, s.now()), func(rows *sql.Rows) error {
+	scan := func(rows *sql.Rows) error {
 		var c outbox.ChannelStats
 		var age, paused int64
 		err := rows.Scan(&c.Channel.System, &c.Channel.Name, &c.Due, &c.Scheduled, &c.InFlight,
@@ -142,6 +143,7 @@ func (s *Store) Stats(ctx context.Context) ([]outbox.ChannelStats, error) {
 		c.Paused = time.Duration(paused) * time.Microsecond
 		list = append(list, c)
 		return nil
-	})
+	}
+	err := s.d.Read(ctx, s.db, s.d.Stats(outbox.StatsCap, s.now()), func() dialect.Scan { list = nil; return scan })
 	return list, s.failed(ctx, err, "count what is waiting")
 }

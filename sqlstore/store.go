@@ -160,7 +160,7 @@ func (s *Store) Pause(ctx context.Context, channel string, d time.Duration, reas
 		return fmt.Errorf("pause channel %q: %w: duration %s is not within 0 and 100 years", channel, outbox.ErrInvalid, d)
 	}
 	st := s.d.Pause(channel, micros(d), outbox.ErrorText(reason), s.now())
-	if err := s.d.Write(ctx, s.db, st, nothing); err != nil {
+	if err := s.d.Write(ctx, s.db, st, dialect.Once(nothing)); err != nil {
 		return s.failed(ctx, err, "pause channel %q", channel)
 	}
 	if d == 0 {
@@ -176,7 +176,9 @@ func (s *Store) Pause(ctx context.Context, channel string, d time.Duration, reas
 // sequences.
 func (s *Store) Fence(ctx context.Context) (outbox.Version, outbox.Token, error) {
 	var version, token int64
-	err := s.d.Write(ctx, s.db, s.d.Fence(s.now()), func(rows *sql.Rows) error { return rows.Scan(&version, &token) })
+	err := s.d.Write(ctx, s.db, s.d.Fence(s.now()), dialect.Once(func(rows *sql.Rows) error {
+		return rows.Scan(&version, &token)
+	}))
 	if err != nil && s.d.Classify(err) == dialect.FaultGrant {
 		return 0, 0, fmt.Errorf("fence: the role lacks UPDATE on the sequences: grant it, or fence as their owner: %w", err)
 	}

@@ -345,7 +345,7 @@ END
 $outbox$;
 -- +goose StatementEnd
 
--- fence raises both sequences to the clock, and by a million at least: a restored or failed-over
+-- fence raises both sequences to the clock, and by ten thousand at least: a restored or failed-over
 -- database must not give out again what was lost, and values drawn while this runs stay below.
 -- +goose StatementBegin
 CREATE FUNCTION {t:fence_1}() RETURNS TABLE (version bigint, token bigint)
@@ -355,8 +355,8 @@ DECLARE
     v_now bigint := (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended({s:fence_1}, 0));
-    version := setval({s:seq}::regclass, greatest(v_now, nextval({s:seq}::regclass) + 1000000));
-    token := setval({s:token_seq}::regclass, greatest(v_now, nextval({s:token_seq}::regclass) + 1000000));
+    version := setval({s:seq}::regclass, greatest(v_now, nextval({s:seq}::regclass) + 10000));
+    token := setval({s:token_seq}::regclass, greatest(v_now, nextval({s:token_seq}::regclass) + 10000));
     RETURN NEXT;
 END
 $outbox$;
