@@ -82,7 +82,7 @@ func TestMissingRightIsNamed(t *testing.T) {
 	_, as := role(t, p, owner)
 	service := as.open(t)
 	err = Up(t.Context(), service, p.d)
-	require.ErrorContains(t, err, "migrate outbox up: the role lacks a right: migrate as the owner of the schema: "+
+	require.ErrorContains(t, err, "migrate outbox up: the role lacks a right: migrate as the owner of the schema, or grant SELECT on the two tables to who only looks: "+
 		`create table "public"."outbox_migrations": `)
 	require.ErrorContains(t, Up(t.Context(), service, p.d.In("box", "")), `create schema "box": `)
 	require.Empty(t, objects(t, p, owner))
