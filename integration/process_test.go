@@ -41,12 +41,12 @@ func TestG7KilledRelayLeavesNothingLostOrStuckAtAnyStep(t *testing.T) {
 				s.stage(l, "restaged", "old")
 				w := s.startWorker(order{Lease: lease, InFlight: 1, HaltAt: test.at})
 				w.await("at ")
+				last := s.stage(l, "restaged", "new")
 				// Long before what the survivor's claims start from.
 				s.exec(s.dialect.Render(`UPDATE {t:entries} SET due = due - 60000000`))
 
 				var survivor witness
 				s.run(new(logbook).options(), l.Publisher(survivor.publish, outbox.PublishOptions{Lease: lease}))
-				last := s.stage(l, "restaged", "new")
 				s.stage(l, "later", "x")
 				eventually(t, "the survivor to be at work", func() bool { return len(survivor.of("later")) > 0 })
 				w.kill()
@@ -126,10 +126,14 @@ func TestG7ProcessThatDiesPublishingCountsItsAttempts(t *testing.T) {
 			require.Equal(t, death, e.Attempt, "attempts count at the claim")
 		}
 		require.Greater(t, time.Since(began), (deaths-1)*lease, "the lease is the backoff of a death")
-		require.Len(t, good, 6, "the others went out, or were left by a death in their time")
+		require.Greater(t, len(good), 3, "the others go out meanwhile, save what a death leaves leased")
 		var survivor witness
 		s.run(new(logbook).options(), l.Publisher(survivor.publish, outbox.PublishOptions{Lease: lease}))
 		eventually(t, "all to be settled", s.empty)
+		for key := range survivor.newest() {
+			good[key] = true
+		}
+		require.Len(t, good, 6)
 		require.Equal(t, deaths+1, survivor.of("poison")[0].attempt)
 	})
 }

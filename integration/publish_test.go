@@ -110,6 +110,7 @@ func TestG3CallThatNeverReturnsCostsOneSlot(t *testing.T) {
 		go func() { done <- relay.Run(ctx) }()
 		eventually(t, "the calls to be given up", func() bool { return book.count(outbox.EventHung) == bad })
 		eventually(t, "the others to go out", func() bool { return s.count(`SELECT count(*) FROM {t:entries}`) == bad })
+		time.Sleep(300 * time.Millisecond) // several backoffs
 		stats, err := relay.Stats(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, bad, stats[0].Hung)
