@@ -113,7 +113,7 @@ func TestG7ProcessThatDiesPublishingCountsItsAttempts(t *testing.T) {
 		good := map[string]bool{}
 		began := time.Now()
 		for death := 1; death <= deaths; death++ {
-			w := s.startWorker(order{Lease: lease, BatchSize: 1, DieOn: "poison"})
+			w := s.startWorker(order{Lease: lease, BatchSize: 1, InFlight: 1, DieOn: "poison"})
 			require.Equal(t, killedExit, w.exited())
 			for _, p := range w.published() {
 				if p.key == "poison" {
@@ -135,6 +135,10 @@ func TestG7ProcessThatDiesPublishingCountsItsAttempts(t *testing.T) {
 		}
 		require.Len(t, good, 6)
 		require.Equal(t, deaths+1, survivor.of("poison")[0].attempt)
+		for key := range survivor.newest() {
+			good[key] = true
+		}
+		require.Len(t, good, 6)
 	})
 }
 
