@@ -135,10 +135,6 @@ func TestG7ProcessThatDiesPublishingCountsItsAttempts(t *testing.T) {
 		}
 		require.Len(t, good, 6)
 		require.Equal(t, deaths+1, survivor.of("poison")[0].attempt)
-		for key := range survivor.newest() {
-			good[key] = true
-		}
-		require.Len(t, good, 6)
 	})
 }
 
