@@ -46,9 +46,9 @@ func TestTransactWakesRelaysOnceCommitted(t *testing.T) {
 	})
 }
 
-// TestRefusedCommitIsNoUnknownCommit: a transaction that an ignored error has
+// TestG8RefusedCommitIsNoUnknownCommit: a transaction that an ignored error has
 // aborted is rolled back for certain; so is one whose context had ended.
-func TestRefusedCommitIsNoUnknownCommit(t *testing.T) {
+func TestG8RefusedCommitIsNoUnknownCommit(t *testing.T) {
 	on(t, func(t *testing.T, s *sqlstore.Store, db *sql.DB) {
 		if !sqlite(db) {
 			err := s.Transact(t.Context(), nil, func(tx *sql.Tx) error {
@@ -65,8 +65,8 @@ func TestRefusedCommitIsNoUnknownCommit(t *testing.T) {
 	})
 }
 
-// TestLostCommitIsUnknown: the server ends the session instead of answering.
-func TestLostCommitIsUnknown(t *testing.T) {
+// TestG8LostCommitIsUnknown: the server ends the session instead of answering.
+func TestG8LostCommitIsUnknown(t *testing.T) {
 	if testing.Short() {
 		t.SkipNow()
 	}
