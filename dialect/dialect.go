@@ -50,7 +50,8 @@ func SQLite() Dialect { return Dialect{sqlite{}, "main", "outbox_", new(sync.Map
 
 // In returns the same dialect with other names: schema (empty: as it was) and
 // the prefix of every table, index, sequence and function (may be empty). Odd
-// names are quoted; impossible ones are refused where the dialect is used.
+// names are quoted; impossible ones are refused where the dialect is used. To
+// SQLite, names that differ in case only are the same.
 func (d Dialect) In(schema, prefix string) Dialect {
 	if schema != "" {
 		d.schema = schema

@@ -209,8 +209,9 @@ func (n *run) check() error {
 	return nil
 }
 
-// readTimeout bounds a statement that holds no leases.
-const readTimeout = 10 * time.Second
+// readTimeout bounds a statement that holds no leases: on a connection that is
+// dead without a word, polling goes on after no more than a full pass may take.
+const readTimeout = 5 * time.Second
 
 // ask makes one call to the store, within the relay's share of connections.
 func (n *run) ask(ctx context.Context, limit time.Duration, call func(context.Context) error) error {
