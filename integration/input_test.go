@@ -124,7 +124,7 @@ func TestG10KeysOfAnyContentFitTheIndex(t *testing.T) {
 			}
 			return b.String() + strings.Repeat("x", n-b.Len())
 		}
-		for _, n := range []int{4, 64, 255, 511, 512} {
+		for _, n := range []int{12, 64, 255, 511, 512} {
 			l := s.latest(random(128))
 			var items []outbox.Item[string]
 			for range 30 {
