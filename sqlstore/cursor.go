@@ -23,7 +23,7 @@ type cursor struct {
 }
 
 const (
-	cursorSlack   = int64(200 * time.Millisecond / time.Microsecond)
+	cursorSlack   = int64(50 * time.Millisecond / time.Microsecond)
 	passesAtLeast = 5 * time.Second
 	passesShare   = 20 // full passes take at most 1/20 of the time
 )
