@@ -56,7 +56,7 @@ func TestContractOnSQLite(t *testing.T) {
 
 func TestContractOnPostgres(t *testing.T) {
 	if testing.Short() {
-		t.SkipNow()
+		t.Skip("-short leaves Postgres out")
 	}
 	for name, clock := range clocks() {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestContractOnPostgres(t *testing.T) {
 // TestContractInEveryQueryMode: how pgx sends parameters must not matter.
 func TestContractInEveryQueryMode(t *testing.T) {
 	if testing.Short() {
-		t.SkipNow()
+		t.Skip("-short leaves Postgres out")
 	}
 	for _, mode := range []string{"cache_describe", "describe_exec", "exec", "simple_protocol"} {
 		t.Run(mode, func(t *testing.T) {

@@ -68,7 +68,7 @@ func TestG8RefusedCommitIsNoUnknownCommit(t *testing.T) {
 // TestG8LostCommitIsUnknown: the server ends the session instead of answering.
 func TestG8LostCommitIsUnknown(t *testing.T) {
 	if testing.Short() {
-		t.SkipNow()
+		t.Skip("-short leaves Postgres out")
 	}
 	open, db := opener(dialect.Postgres(), "pgx", pgDSN, nil)(t)
 	s := open.(*sqlstore.Store)

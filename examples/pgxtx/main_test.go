@@ -10,7 +10,7 @@ import (
 
 func TestStagesInAPgxTransaction(t *testing.T) {
 	if testing.Short() {
-		t.SkipNow()
+		t.Skip("-short leaves Postgres out")
 	}
 	require.NoError(t, run(t.Context(), pgtest.DSN(t)))
 }
