@@ -26,15 +26,19 @@ const pgNow = `(date_part('epoch', clock_timestamp()) * 1000000)::bigint`
 // Staging. A version must grow in commit order for its key. In DO UPDATE it is
 // drawn under the row's lock and does. In the plain insert it is drawn before
 // the row is in the unique index: while we stalled, another stager may have
-// drawn a later one, committed, been published and deleted. So each new row is
-// compared, after its insert, with the last version drawn by anybody, and draws
-// again where that has moved (or is NULL): by then nobody else can have the key.
-// The comparison is a function called in RETURNING, row by row; a sub-select
-// would be evaluated once for all rows and miss races.
+// drawn a later one, committed, been published and deleted. But nothing is
+// published unless it was claimed, under a new token, nor discarded without
+// drawing one. So the last token given out is read before the version is drawn,
+// and again, row by row, after the insert, when nobody else can have the key:
+// where it has moved (or is NULL) the row draws again. It travels in the row's
+// token, which means nothing before the first lease. The second reading is a
+// function called in RETURNING; a sub-select there would be evaluated once for
+// all rows and miss races. OFFSET 0 keeps the first from being moved.
 const (
+	pgToken  = `pg_sequence_last_value({s:token_seq}::regclass)`
 	pgInsert = `
-		INSERT INTO {t:entries} AS e (id, version, channel, key, payload, headers, tombstone, due, staged_at)
-		SELECT s.version, s.version, $1::text, s.key, s.payload, s.headers, s.tombstone,
+		INSERT INTO {t:entries} AS e (version, token, channel, key, payload, headers, tombstone, due, staged_at)
+		SELECT nextval({s:seq}::regclass), s.token, $1::text, s.key, s.payload, s.headers, s.tombstone,
 			CASE WHEN $6::bigint > 0 THEN (s.now + $6::bigint - 1) / $6::bigint * $6::bigint ELSE s.now END, s.now
 		FROM `
 	pgUpsert = `
@@ -44,17 +48,17 @@ const (
 			due = CASE WHEN e.attempt = 0 THEN least(e.due, excluded.due) ELSE excluded.due END,
 			attempt = 0, last_error = ''
 		RETURNING `
-	pgVersion = `CASE WHEN e.xmax = 0 AND pg_sequence_last_value({s:seq}::regclass) IS DISTINCT FROM e.version
-			THEN {t:redraw_1}(e.channel, e.key) ELSE e.version END`
+	pgVersion = `CASE WHEN e.xmax = 0 AND ` + pgToken + ` IS DISTINCT FROM e.token
+			THEN {t:redraw_1}(e.ctid) ELSE e.version END`
 
-	pgStageOne = pgInsert + `(SELECT nextval({s:seq}::regclass) AS version, coalesce($7::bigint, ` + pgNow + `) AS now,
-			$2::text AS key, $3::bytea AS payload, $4::text AS headers, $5::boolean AS tombstone) AS s` +
+	pgStageOne = pgInsert + `(SELECT coalesce(` + pgToken + `, 0) AS token, coalesce($7::bigint, ` + pgNow + `) AS now,
+			$2::text AS key, $3::bytea AS payload, $4::text AS headers, $5::boolean AS tombstone OFFSET 0) AS s` +
 		pgUpsert + `(` + pgVersion + `)::text`
 
 	// The keys come sorted, and nothing promises that RETURNING keeps an order.
-	pgStage = `WITH staged AS (` + pgInsert + `(SELECT nextval({s:seq}::regclass) AS version, n.now, i.*
+	pgStage = `WITH staged AS (` + pgInsert + `(SELECT coalesce(` + pgToken + `, 0) AS token, n.now, i.*
 			FROM (SELECT coalesce($7::bigint, ` + pgNow + `) AS now OFFSET 0) AS n
-			CROSS JOIN unnest($2::text[], $3::bytea[], $4::text[], $5::boolean[]) AS i (key, payload, headers, tombstone)) AS s` +
+			CROSS JOIN unnest($2::text[], $3::bytea[], $4::text[], $5::boolean[]) AS i (key, payload, headers, tombstone) OFFSET 0) AS s` +
 		pgUpsert + `e.key, ` + pgVersion + ` AS version)
 		SELECT string_agg(s.version::text, ',' ORDER BY s.key) FROM staged AS s`
 )
@@ -83,32 +87,33 @@ func (postgres) versions(answer string, n int) ([]int64, error) {
 
 func (postgres) pending(channel, key string) Statement {
 	return Statement{
-		`SELECT ` + RowColumns + ` FROM {t:entries} WHERE channel = $1::text AND key = $2::text`,
+		`SELECT ctid::text, ` + rowColumns + ` FROM {t:entries} AS e WHERE e.channel = $1::text AND e.key = $2::text`,
 		[]any{channel, key},
 	}
 }
 
 func (postgres) list(channel, after string, limit int) Statement {
 	return Statement{`
-		SELECT id, key, version, token, attempt, ''::bytea, headers, tombstone, staged_at, due, lease_until, last_error
+		SELECT ctid::text, key, version, token, attempt, ''::bytea, headers, tombstone, staged_at, due, lease_until, last_error
 		FROM {t:entries} WHERE channel = $1::text AND key > $2::text ORDER BY channel, key LIMIT $3::integer`,
 		[]any{channel, after, limit},
 	}
 }
 
 // discard tells a locked row from one that has moved on by reading it again.
+// It draws a token so that staging notices; see there.
 func (p postgres) discard(ctx context.Context, db *sql.DB, d Dialect, channel, key string, version int64) (result int16, err error) {
 	st := d.rendered(Statement{`
 		WITH gone AS (
-			DELETE FROM {t:entries} WHERE id = ANY (ARRAY(
-				SELECT id FROM {t:entries}
+			DELETE FROM {t:entries} WHERE ctid = ANY (ARRAY(
+				SELECT ctid FROM {t:entries}
 				WHERE channel = $1::text AND key = $2::text AND version = $3::bigint
 				FOR UPDATE SKIP LOCKED
-			)) RETURNING id
+			)) RETURNING nextval({s:token_seq}::regclass)
 		)
 		SELECT CASE
 			WHEN EXISTS (SELECT FROM gone) THEN 1
-			WHEN e.id IS NULL THEN 5
+			WHEN e.version IS NULL THEN 5
 			WHEN e.version = $3::bigint THEN 4
 			ELSE 3
 		END
@@ -121,25 +126,25 @@ func (p postgres) discard(ctx context.Context, db *sql.DB, d Dialect, channel, k
 
 func (postgres) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error {
 	return d.Write(ctx, db, d.rendered(Statement{
-		`SELECT ` + RowColumns + `, probe FROM {t:claim_1}($1::text, $2::integer, $3::bigint, $4::bigint, $5::bigint)`,
+		`SELECT place::text, ` + rowColumns + `, probe FROM {t:claim_1}($1::text, $2::integer, $3::bigint, $4::bigint, $5::bigint)`,
 		[]any{c.Channel, c.Limit, c.Lease, c.From, at},
 	}), attempt)
 }
 
 func (postgres) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error) {
-	results, attempt := marked(len(s.IDs))
+	results, attempt := marked(len(s.Keys))
 	return results, d.Write(ctx, db, d.rendered(Statement{`
-		SELECT ord, result FROM {t:settle_1}($1::bigint[], $2::bigint[], $3::bigint[],
-			$4::smallint[], $5::bigint[], $6::text[], $7::boolean[], $8::bigint)`,
-		[]any{s.IDs, s.Versions, s.Tokens, s.Outcomes, s.Delays, s.Errors, s.Again, at},
+		SELECT ord, result FROM {t:settle_1}($1::text, $2::text[]::tid[], $3::text[], $4::bigint[], $5::bigint[],
+			$6::smallint[], $7::bigint[], $8::text[], $9::boolean[], $10::bigint)`,
+		[]any{s.Channel, tids(s.Places), s.Keys, s.Versions, s.Tokens, s.Outcomes, s.Delays, s.Errors, s.Again, at},
 	}), attempt)
 }
 
-func (postgres) extend(ctx context.Context, db *sql.DB, d Dialect, ids, tokens []int64, lease int64, at now) ([]int16, error) {
-	results, attempt := marked(len(ids))
+func (postgres) extend(ctx context.Context, db *sql.DB, d Dialect, e Extend, at now) ([]int16, error) {
+	results, attempt := marked(len(e.Keys))
 	return results, d.Write(ctx, db, d.rendered(Statement{
-		`SELECT ord, result FROM {t:extend_1}($1::bigint[], $2::bigint[], $3::bigint, $4::bigint)`,
-		[]any{ids, tokens, lease, at},
+		`SELECT ord, result FROM {t:extend_1}($1::text, $2::text[], $3::bigint[], $4::bigint, $5::bigint)`,
+		[]any{e.Channel, e.Keys, e.Tokens, e.Lease, at},
 	}), attempt)
 }
 
@@ -314,7 +319,7 @@ func (postgres) check(ctx context.Context, db *sql.DB, d Dialect) ([]Finding, er
 // that can do neither is a fault.
 func pgGrants(ctx context.Context, db *sql.DB, d Dialect, fs *findings) error {
 	stage, err := pgLacks(ctx, db, d, map[string]string{
-		"entries": "SELECT,INSERT,UPDATE", "seq": "USAGE,SELECT", "redraw_1": "EXECUTE",
+		"entries": "SELECT,INSERT,UPDATE", "seq": "USAGE", "token_seq": "SELECT", "redraw_1": "EXECUTE",
 	})
 	if err != nil {
 		return err

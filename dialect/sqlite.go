@@ -34,7 +34,7 @@ func SQLiteDSN(path string) string {
 
 func (sqlite) pending(channel, key string) Statement {
 	return Statement{
-		`SELECT ` + RowColumns + ` FROM {t:entries} WHERE channel = ?1 AND key = ?2`,
+		`SELECT id, ` + rowColumns + ` FROM {t:entries} WHERE channel = ?1 AND key = ?2`,
 		[]any{channel, key},
 	}
 }
@@ -90,7 +90,7 @@ func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now,
 				FROM {t:channels} WHERE system = 1 AND name = ?1
 			), ?2)
 		)
-		RETURNING ` + RowColumns + `,
+		RETURNING id, ` + rowColumns + `,
 			EXISTS (SELECT 1 FROM {t:channels} WHERE system = 1 AND name = ?1 AND outage_level > 0)`,
 		[]any{c.Channel, c.Limit, c.Lease, at},
 	})
@@ -99,7 +99,7 @@ func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now,
 
 // settle deletes what was published and looks closer only at what is left.
 func (sqlite) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error) {
-	results := make([]int16, len(s.IDs))
+	results := make([]int16, len(s.Places))
 	err := immediate(ctx, db, func(ctx context.Context, q Querier) error {
 		if err := sqlitePublished(ctx, q, d, s, results); err != nil {
 			return err
@@ -122,10 +122,13 @@ func (sqlite) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at no
 // version is one row's, so a set of them serves; a token is a batch's, so each
 // has a statement of its own.
 func sqlitePublished(ctx context.Context, q Querier, d Dialect, s Settle, results []int16) error {
-	ordinals := make(map[int64]int, len(s.IDs))
-	type batch struct{ ids, versions []int64 }
+	ordinals := make(map[Place]int, len(s.Places))
+	type batch struct {
+		ids      []Place
+		versions []int64
+	}
 	batches := make(map[int64]*batch, 1)
-	for i, id := range s.IDs {
+	for i, id := range s.Places {
 		if s.Outcomes != nil && s.Outcomes[i] != OutcomeDone {
 			continue
 		}
@@ -145,7 +148,7 @@ func sqlitePublished(ctx context.Context, q Querier, d Dialect, s Settle, result
 			[]any{toJSON(b.ids), toJSON(b.versions), token},
 		})
 		err := each(ctx, q, st, func(rows *sql.Rows) error {
-			var id int64
+			var id Place
 			err := rows.Scan(&id)
 			results[ordinals[id]] = ResultDone
 			return err
@@ -163,7 +166,7 @@ func sqliteLeft(ctx context.Context, q Querier, d Dialect, s Settle, at now, lef
 	for _, i := range left {
 		var version, token, until int64
 		found := false
-		read := d.rendered(Statement{`SELECT version, token, lease_until FROM {t:entries} WHERE id = ?1`, []any{s.IDs[i]}})
+		read := d.rendered(Statement{`SELECT version, token, lease_until FROM {t:entries} WHERE id = ?1`, []any{int64(s.Places[i])}})
 		err := each(ctx, q, read, func(rows *sql.Rows) error {
 			found = true
 			return rows.Scan(&version, &token, &until)
@@ -187,13 +190,13 @@ func sqliteLeft(ctx context.Context, q Querier, d Dialect, s Settle, at now, lef
 			}
 		case version != s.Versions[i]:
 			results[i] = ResultSuperseded
-			end = Statement{`UPDATE {t:entries} SET lease_until = -?2 WHERE id = ?1`, []any{s.IDs[i], outcome}}
+			end = Statement{`UPDATE {t:entries} SET lease_until = -?2 WHERE id = ?1`, []any{int64(s.Places[i]), outcome}}
 		default:
 			end = Statement{`
 				UPDATE {t:entries} SET lease_until = -?4, due = ?2 + ?3, attempt = attempt - (?4 = 3),
 					last_error = CASE WHEN ?5 = '' THEN last_error ELSE ?5 END
 				WHERE id = ?1`,
-				[]any{s.IDs[i], at, s.Delays[i], outcome, s.Errors[i]},
+				[]any{int64(s.Places[i]), at, s.Delays[i], outcome, s.Errors[i]},
 			}
 		}
 		if end.Text == "" {
@@ -206,25 +209,25 @@ func sqliteLeft(ctx context.Context, q Querier, d Dialect, s Settle, at now, lef
 	return nil
 }
 
-func (sqlite) extend(ctx context.Context, db *sql.DB, d Dialect, ids, tokens []int64, lease int64, at now) ([]int16, error) {
-	results := make([]int16, len(ids))
-	ordinals := make(map[int64]int, len(ids))
-	held := make([][2]int64, len(ids))
-	for i, id := range ids {
+func (sqlite) extend(ctx context.Context, db *sql.DB, d Dialect, e Extend, at now) ([]int16, error) {
+	results := make([]int16, len(e.Places))
+	ordinals := make(map[Place]int, len(e.Places))
+	held := make([][2]int64, len(e.Places))
+	for i, id := range e.Places {
 		results[i] = ResultStale
 		ordinals[id] = i
-		held[i] = [2]int64{id, tokens[i]}
+		held[i] = [2]int64{int64(id), e.Tokens[i]}
 	}
 	st := d.rendered(Statement{`
 		UPDATE {t:entries} SET lease_until = ?2 + ?3 WHERE id IN (
 			SELECT e.id FROM json_each(?1) AS s CROSS JOIN {t:entries} AS e ON e.id = s.value ->> 0
 			WHERE e.token = s.value ->> 1 AND e.lease_until > 0
 		) RETURNING id`,
-		[]any{toJSON(held), at, lease},
+		[]any{toJSON(held), at, e.Lease},
 	})
 	return results, immediate(ctx, db, func(ctx context.Context, q Querier) error {
 		return each(ctx, q, st, func(rows *sql.Rows) error {
-			var id int64
+			var id Place
 			err := rows.Scan(&id)
 			results[ordinals[id]] = ResultDone
 			return err

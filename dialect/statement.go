@@ -40,11 +40,24 @@ type Claim struct {
 // Settle is what [Dialect.Settle] ends: slices of one length; Outcomes, Delays
 // and Errors are nil where all outcomes are OutcomeDone.
 type Settle struct {
-	IDs, Versions, Tokens []int64
-	Outcomes              []int16
-	Delays                []int64 // microseconds
-	Errors                []string
-	Again                 []bool // nil: none
+	Channel  string
+	Places   []Place
+	Keys     []string
+	Versions []int64
+	Tokens   []int64
+	Outcomes []int16
+	Delays   []int64 // microseconds
+	Errors   []string
+	Again    []bool // nil: none
+}
+
+// Extend is what [Dialect.Extend] lets run on: slices of one length.
+type Extend struct {
+	Channel string
+	Places  []Place
+	Keys    []string
+	Tokens  []int64
+	Lease   int64 // microseconds from now
 }
 
 // Outcomes and results, numbered as package outbox does.
@@ -78,8 +91,8 @@ type Outage struct {
 	Base, Cap int64
 }
 
-// RowColumns are the columns of a row, in the order in which they are scanned.
-const RowColumns = `id, key, version, token, attempt, payload, headers, tombstone, staged_at, due, lease_until, last_error`
+// rowColumns are the columns of a row after its [Place], in the order in which they are scanned.
+const rowColumns = `key, version, token, attempt, payload, headers, tombstone, staged_at, due, lease_until, last_error`
 
 // now is what a statement takes for the time: microseconds since the Unix
 // epoch, or nil for the database's clock.
@@ -103,7 +116,7 @@ type engine interface {
 	discard(ctx context.Context, db *sql.DB, d Dialect, channel, key string, version int64) (int16, error)
 	claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error
 	settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error)
-	extend(ctx context.Context, db *sql.DB, d Dialect, ids, tokens []int64, lease int64, at now) ([]int16, error)
+	extend(ctx context.Context, db *sql.DB, d Dialect, e Extend, at now) ([]int16, error)
 	read(ctx context.Context, db *sql.DB, run func(Querier) error) error
 	write(ctx context.Context, db *sql.DB, run func(Querier) error) error
 	callerContext(ctx context.Context) context.Context
@@ -143,12 +156,13 @@ func (d Dialect) Versions(answer string, n int) ([]int64, error) {
 	return versions, err
 }
 
-// Pending reads the row of a key: RowColumns.
+// Pending reads the row of a key: its [Place], then key, version, token,
+// attempt, payload, headers, tombstone, staged_at, due, lease_until, last_error.
 func (d Dialect) Pending(channel, key string) Statement {
 	return d.rendered(d.engine.pending(channel, key))
 }
 
-// List reads rows in the order of their keys, with empty payloads: RowColumns.
+// List reads rows in the order of their keys, with empty payloads, as Pending does.
 func (d Dialect) List(channel, after string, limit int) Statement {
 	return d.rendered(d.engine.list(channel, after, limit))
 }
@@ -159,7 +173,7 @@ func (d Dialect) Discard(ctx context.Context, db *sql.DB, channel, key string, v
 	return d.engine.discard(ctx, db, d, channel, key, version)
 }
 
-// Claim leases due rows and scans [RowColumns] and whether the row is a
+// Claim leases due rows and scans them as Pending does, and whether the row is a
 // probe, in no order; see Read for attempt.
 func (d Dialect) Claim(ctx context.Context, db *sql.DB, c Claim, at any, attempt func() Scan) error {
 	return d.engine.claim(ctx, db, d, c, at, attempt)
@@ -170,9 +184,9 @@ func (d Dialect) Settle(ctx context.Context, db *sql.DB, s Settle, at any) ([]in
 	return d.engine.settle(ctx, db, d, s, at)
 }
 
-// Extend lets leases end lease microseconds from now and returns a result for each.
-func (d Dialect) Extend(ctx context.Context, db *sql.DB, ids, tokens []int64, lease int64, at any) ([]int16, error) {
-	return d.engine.extend(ctx, db, d, ids, tokens, lease, at)
+// Extend lets leases run on and returns a result for each.
+func (d Dialect) Extend(ctx context.Context, db *sql.DB, e Extend, at any) ([]int16, error) {
+	return d.engine.extend(ctx, db, d, e, at)
 }
 
 // Look tells when to claim next.

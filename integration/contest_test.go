@@ -156,7 +156,7 @@ func stalling(s *site, d dialect.Dialect, most time.Duration) {
 
 // withoutSecondDraw lets a version that has moved stay.
 func withoutSecondDraw(t *testing.T, db *sql.DB, d dialect.Dialect) {
-	_, err := db.Exec(d.Render(`CREATE OR REPLACE FUNCTION {t:redraw_1}(p_channel text, p_key text) RETURNS bigint
-		LANGUAGE sql AS 'SELECT version FROM {t:entries} WHERE channel = p_channel AND key = p_key'`))
+	_, err := db.Exec(d.Render(`CREATE OR REPLACE FUNCTION {t:redraw_1}(p_place tid) RETURNS bigint
+		LANGUAGE sql AS 'SELECT version FROM {t:entries} WHERE ctid = p_place'`))
 	require.NoError(t, err)
 }

@@ -318,3 +318,62 @@ func TestG2NewLifeOfADeletedKeyIsNewer(t *testing.T) {
 		require.False(t, heard[6].Deleted)
 	})
 }
+
+// TestG2WhatCameBetweenMakesAStageDrawAgain: one that drew its version and then
+// stalled, while another of its key was committed and went, ends above it,
+// however the other went; where nothing went it keeps what it drew.
+func TestG2WhatCameBetweenMakesAStageDrawAgain(t *testing.T) {
+	onlyPostgres(t, func(t *testing.T, s *site) {
+		s.exec(s.dialect.Render(`CREATE FUNCTION {t:gate}() RETURNS trigger LANGUAGE plpgsql AS
+			'BEGIN IF convert_from(new.payload, ''UTF8'') LIKE ''%stalled%'' THEN PERFORM pg_advisory_xact_lock(42); END IF; RETURN new; END'`))
+		s.exec(s.dialect.Render(`CREATE TRIGGER gate BEFORE INSERT ON {t:entries} FOR EACH ROW EXECUTE FUNCTION {t:gate}()`))
+		l := s.latest("orders")
+		for name, between := range map[string]func() outbox.Version{
+			"published": func() outbox.Version {
+				v := s.stage(l, "k", "quick")
+				drained(t, s.store, "orders", func(outbox.Row) {})
+				return v
+			},
+			"discarded": func() outbox.Version {
+				v := s.stage(l, "k", "quick")
+				require.NoError(t, l.Discard(t.Context(), "k", v))
+				return v
+			},
+			"another key only": func() outbox.Version { return -s.stage(l, "other", "quick") },
+		} {
+			for kind, n := range map[string]int{"one": 1, "many": 3} {
+				t.Run(name+", "+kind, func(t *testing.T) {
+					gate := s.begin()
+					_, err := gate.Exec(`SELECT pg_advisory_xact_lock(42)`)
+					require.NoError(t, err)
+					items := []outbox.Item[string]{{Key: "k", Value: "stalled"}, {Key: "m"}, {Key: "n"}}[:n]
+					staged := make(chan []outbox.Version, 1)
+					go func() {
+						var vs []outbox.Version
+						err := s.store.Transact(t.Context(), nil, func(tx *sql.Tx) (err error) {
+							vs, err = l.StageMany(t.Context(), tx, items)
+							return err
+						})
+						if err != nil {
+							vs = nil
+						}
+						staged <- vs
+					}()
+					eventually(t, "the stage to stall", func() bool {
+						return s.count(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted`) == 1
+					})
+					quick := between()
+					require.NoError(t, gate.Rollback())
+					vs := <-staged
+					require.Len(t, vs, n)
+					if quick < 0 {
+						require.Less(t, vs[0], -quick, "drawn before, and nothing of the key went")
+					} else {
+						require.Greater(t, vs[0], quick)
+					}
+					drained(t, s.store, "orders", func(outbox.Row) {})
+				})
+			}
+		}
+	})
+}

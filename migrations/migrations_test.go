@@ -104,8 +104,8 @@ func installed(t testing.TB, p place, db *sql.DB) {
 func stage(t testing.TB, p place, db *sql.DB) {
 	t.Helper()
 	_, err := db.Exec(p.d.Render(`
-		INSERT INTO {t:entries} (id, version, due, staged_at, tombstone, channel, key, payload)
-		VALUES (1, 1, 1, 1, true, 'c', 'k', $1)`), []byte{})
+		INSERT INTO {t:entries} (version, token, due, staged_at, tombstone, channel, key, payload)
+		VALUES (1, 0, 1, 1, true, 'c', 'k', $1)`), []byte{})
 	require.NoError(t, err)
 }
 

@@ -56,7 +56,7 @@ func (r *Relay) passes(ctx context.Context, once bool) (pass Pass, err error) {
 	defer func() { err = errors.Join(err, n.end()) }()
 	open := make([]*drain, len(r.channels))
 	for i, c := range r.channels {
-		open[i] = &drain{c: c, tried: map[attempted]bool{}}
+		open[i] = &drain{c: c, tried: map[Version]bool{}}
 	}
 	for len(open) > 0 {
 		var still []*drain
@@ -84,12 +84,7 @@ func (r *Relay) passes(ctx context.Context, once bool) (pass Pass, err error) {
 // A drain is a channel being flushed.
 type drain struct {
 	c     *channel
-	tried map[attempted]bool // not published by this Flush
-}
-
-type attempted struct {
-	id      int64
-	version Version
+	tried map[Version]bool // not published by this Flush
 }
 
 // drained is what one pass did in a channel.
@@ -124,10 +119,9 @@ func (d *drain) pass(n *run) (res drained, err error) {
 	res.claimed = len(b.rows)
 	res.tally = b.process(n)
 	for _, s := range b.verdict.ss {
-		row := attempted{s.Row.ID, s.Row.Version}
-		res.more = res.more || !d.tried[row]
+		res.more = res.more || !d.tried[s.Row.Version]
 		if s.Outcome != OutcomeDone {
-			d.tried[row] = true
+			d.tried[s.Row.Version] = true
 		}
 	}
 	return res, nil

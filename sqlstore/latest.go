@@ -224,7 +224,7 @@ func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, 
 		return outbox.Claimed{}, s.failed(ctx, err, "claim from channel %q", c.Channel)
 	}
 	slices.SortFunc(claimed.Rows, func(a, b outbox.Row) int {
-		return cmp.Or(a.Due.Compare(b.Due), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(a.Due.Compare(b.Due), cmp.Compare(a.Version, b.Version))
 	})
 	if n := len(claimed.Rows); n > 0 {
 		cursor.claimed(claimed.Rows[n-1].Due.UnixMicro())
@@ -235,20 +235,23 @@ func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, 
 	return claimed, nil
 }
 
-// scanRow reads dialect.RowColumns, and what follows them into more.
+// scanRow reads a row as dialect.Pending orders it, and what follows into more.
 func scanRow(rows outbox.Rows, r *outbox.Row, more ...any) error {
 	var staged, due, until int64
 	var headers string
 	dest := []any{
-		&r.ID, &r.Key, (*int64)(&r.Version), (*int64)(&r.Token), &r.Attempt, &r.Payload, &headers,
+		(*dialect.Place)(&r.ID), &r.Key, (*int64)(&r.Version), (*int64)(&r.Token), &r.Attempt, &r.Payload, &headers,
 		&r.Deleted, &staged, &due, &until, &r.LastError,
 	}
 	if err := rows.Scan(append(dest, more...)...); err != nil {
 		return err
 	}
 	r.StagedAt, r.Due = time.UnixMicro(staged).UTC(), time.UnixMicro(due).UTC()
-	if until > 0 {
+	switch {
+	case until > 0:
 		r.LeaseUntil = time.UnixMicro(until).UTC()
+	case until == 0: // never leased: what is in token is no lease's
+		r.Token = 0
 	}
 	if r.Payload == nil {
 		r.Payload = []byte{}

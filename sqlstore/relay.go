@@ -64,9 +64,13 @@ func (s *Store) Settle(ctx context.Context, ch outbox.Channel, ss []outbox.Settl
 	if n == 0 {
 		return nil, nil
 	}
-	end := dialect.Settle{IDs: make([]int64, n), Versions: make([]int64, n), Tokens: make([]int64, n)}
+	end := dialect.Settle{
+		Channel: ch.Name, Places: make([]dialect.Place, n), Keys: make([]string, n),
+		Versions: make([]int64, n), Tokens: make([]int64, n),
+	}
 	for i, x := range ss {
-		end.IDs[i], end.Versions[i], end.Tokens[i] = x.Row.ID, int64(x.Row.Version), int64(x.Row.Token)
+		end.Places[i], end.Keys[i] = dialect.Place(x.Row.ID), x.Row.Key
+		end.Versions[i], end.Tokens[i] = int64(x.Row.Version), int64(x.Row.Token)
 		if x.Again && end.Again == nil {
 			end.Again = make([]bool, n)
 		}
@@ -97,11 +101,13 @@ func (s *Store) Extend(ctx context.Context, ch outbox.Channel, rows []outbox.Row
 	if n == 0 {
 		return nil, nil
 	}
-	ids, tokens := make([]int64, n), make([]int64, n)
-	for i, r := range rows {
-		ids[i], tokens[i] = r.ID, int64(r.Token)
+	ask := dialect.Extend{
+		Channel: ch.Name, Places: make([]dialect.Place, n), Keys: make([]string, n), Tokens: make([]int64, n), Lease: micros(d),
 	}
-	results, err := s.d.Extend(ctx, s.db, ids, tokens, micros(d), s.now())
+	for i, r := range rows {
+		ask.Places[i], ask.Keys[i], ask.Tokens[i] = dialect.Place(r.ID), r.Key, int64(r.Token)
+	}
+	results, err := s.d.Extend(ctx, s.db, ask, s.now())
 	if err != nil {
 		return nil, s.failed(ctx, err, "extend the leases of %d rows of channel %q", n, ch.Name)
 	}

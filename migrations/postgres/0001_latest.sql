@@ -22,7 +22,7 @@ INSERT INTO {t:meta} (version, compatible) VALUES (1, 1);
 -- +goose StatementEnd
 
 -- Versions. Sinks outlive this sequence, so it starts at the clock: a reinstall never goes back.
--- CACHE 1 (the default) is needed: the stage function compares with the last value drawn by anybody.
+-- CACHE 1 (the default) is needed: values must be given out in the order in which they are asked for.
 -- +goose StatementBegin
 CREATE SEQUENCE {t:seq} AS bigint;
 -- +goose StatementEnd
@@ -30,7 +30,7 @@ CREATE SEQUENCE {t:seq} AS bigint;
 SELECT setval({s:seq}::regclass, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
 -- +goose StatementEnd
 
--- Fencing tokens, one per claim.
+-- Fencing tokens, one per claim. Staging compares with the last one given out, so here too CACHE 1.
 -- +goose StatementBegin
 CREATE SEQUENCE {t:token_seq} AS bigint;
 -- +goose StatementEnd
@@ -40,14 +40,14 @@ SELECT setval({s:token_seq}::regclass, (date_part('epoch', clock_timestamp()) * 
 
 -- Half of each page stays free, and no index mentions what a claim changes (lease_until, token,
 -- attempt): claims are then heap-only updates. "C" collation: a libc upgrade must not corrupt the
--- unique index. An id is the version with which its row was born, so ids are never used twice.
+-- unique index. There is no surrogate id, whose index each Stage would pay for: a version is unique
+-- in the database, and where a row was last seen (its ctid) is the quick way back to it.
 -- +goose StatementBegin
 CREATE TABLE {t:entries} (
-    id          bigint  NOT NULL,
     version     bigint  NOT NULL,
     due         bigint  NOT NULL,
     lease_until bigint  NOT NULL DEFAULT 0,
-    token       bigint  NOT NULL DEFAULT 0,
+    token       bigint  NOT NULL, -- of the last lease; of a row never leased, the last one given out before it was staged
     staged_at   bigint  NOT NULL,
     attempt     integer NOT NULL DEFAULT 0,
     tombstone   boolean NOT NULL,
@@ -56,13 +56,12 @@ CREATE TABLE {t:entries} (
     headers     text    NOT NULL DEFAULT '', -- a JSON object of strings, or empty
     last_error  text    NOT NULL DEFAULT '',
     payload     bytea   NOT NULL,
-    CONSTRAINT {i:entries_pkey} PRIMARY KEY (id),
-    CONSTRAINT {i:entries_channel_key_key} UNIQUE (channel, key)
+    CONSTRAINT {i:entries_pkey} PRIMARY KEY (channel, key)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-CREATE INDEX {i:entries_due_idx} ON {t:entries} (channel, due, id);
+CREATE INDEX {i:entries_due_idx} ON {t:entries} (channel, due);
 -- +goose StatementEnd
 
 -- Channels that an operator paused or whose destination is down; system 1 is latest, 2 is journal.
@@ -81,20 +80,16 @@ CREATE TABLE {t:channels} (
 -- +goose StatementEnd
 
 -- redraw gives a row that this transaction has just inserted a greater version. Staging calls it
--- for a row, inside its own statement, where the sequence has moved on since it drew; see dialect.
--- It is an upsert since the way to the row by the unique index is the only one that has, whatever
--- the planner believes about the table.
+-- for a row, inside its own statement, where a claim may have come in between; see dialect.
 -- +goose StatementBegin
-CREATE FUNCTION {t:redraw_1}(p_channel text, p_key text) RETURNS bigint
+CREATE FUNCTION {t:redraw_1}(p_place tid) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 AS $outbox$
 DECLARE
     v_version bigint;
 BEGIN
-    INSERT INTO {t:entries} AS e (id, version, channel, key, payload, tombstone, due, staged_at)
-    VALUES (0, 0, p_channel, p_key, '', false, 0, 0)
-    ON CONFLICT (channel, key) DO UPDATE SET version = nextval({s:seq}::regclass)
-    RETURNING e.version INTO v_version;
+    UPDATE {t:entries} AS e SET version = nextval({s:seq}::regclass) WHERE e.ctid = p_place
+    RETURNING e.version INTO STRICT v_version;
     RETURN v_version;
 END
 $outbox$;
@@ -107,7 +102,7 @@ $outbox$;
 -- +goose StatementBegin
 CREATE FUNCTION {t:claim_1}(p_channel text, p_limit integer, p_lease bigint, p_from bigint, p_now bigint)
 RETURNS TABLE (
-    id bigint, key text, version bigint, token bigint, attempt integer, payload bytea, headers text,
+    place tid, key text, version bigint, token bigint, attempt integer, payload bytea, headers text,
     tombstone boolean, staged_at bigint, due bigint, lease_until bigint, last_error text, probe boolean
 )
 LANGUAGE plpgsql VOLATILE
@@ -136,7 +131,7 @@ BEGIN
     v_rows := ARRAY(
         SELECT e.ctid FROM {t:entries} AS e
         WHERE e.channel = p_channel AND e.due >= p_from AND e.due <= v_now AND e.lease_until <= v_now
-        ORDER BY e.due, e.id LIMIT v_limit
+        ORDER BY e.due LIMIT v_limit
         FOR UPDATE SKIP LOCKED
     );
     IF cardinality(v_rows) = 0 THEN
@@ -158,115 +153,121 @@ BEGIN
         UPDATE {t:entries} AS e SET lease_until = v_now + p_lease, token = v_token,
             attempt = least(e.attempt, 2147483646) + 1
         WHERE e.ctid = ANY (v_rows) -- locked, so they stay where they are
-        RETURNING e.id, e.key, e.version, e.token, e.attempt, e.payload, e.headers,
+        RETURNING e.ctid, e.key, e.version, e.token, e.attempt, e.payload, e.headers,
             e.tombstone, e.staged_at, e.due, e.lease_until, e.last_error, coalesce(v_probe, false);
 END
 $outbox$;
 -- +goose StatementEnd
 
 -- settle ends leases and returns what is not simply done: 2 superseded, 3 stale, 4 busy. Outcomes
--- (null: all 1) are 1 published, 2 retry, 3 release; a row counts where id, version and token are
--- the caller's and its lease was not ended yet. Locked rows are skipped, never waited for. The
--- lateral sub-selects with their locking clause make every plan look rows up one by one.
+-- (null: all 1) are 1 published, 2 retry, 3 release; a row counts where key, version and token are
+-- the caller's and its lease was not ended yet. What was published is looked for where the claim
+-- left it, and then, like the others, by its key: staging and extending move rows. Locked rows are
+-- skipped, not waited for: the first step passes over what has been locked or changed (xmax), rather
+-- than pay for a lock of its own; who locks a row after that has it, and all, settled the second way.
+-- The lateral sub-selects with their locking clause make every plan look rows up one by one.
 -- +goose StatementBegin
 CREATE FUNCTION {t:settle_1}(
-    p_ids bigint[], p_versions bigint[], p_tokens bigint[], p_outcomes smallint[], p_delays bigint[],
-    p_errors text[], p_again boolean[], p_now bigint
+    p_channel text, p_places tid[], p_keys text[], p_versions bigint[], p_tokens bigint[], p_outcomes smallint[],
+    p_delays bigint[], p_errors text[], p_again boolean[], p_now bigint
 ) RETURNS TABLE (ord bigint, result smallint)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = 1
 AS $outbox$
 #variable_conflict use_column
 DECLARE
-    v_now  bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
-    v_done bigint[];
-    v_more bigint[];
+    v_now   bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
+    v_done  bigint[]; -- versions: they are unique
+    v_freed bigint[];
 BEGIN
-    WITH gone AS (
-        DELETE FROM {t:entries} AS e WHERE e.ctid = ANY (ARRAY(
-            SELECT l.ctid
-            FROM unnest(p_ids, p_versions, p_tokens, p_outcomes) AS s (id, version, token, outcome)
-            CROSS JOIN LATERAL (
-                SELECT e.ctid FROM {t:entries} AS e
-                WHERE e.id = s.id AND e.version = s.version AND e.token = s.token AND e.lease_until > 0
-                FOR UPDATE SKIP LOCKED
-            ) AS l
-            WHERE coalesce(s.outcome, 1) = 1
-        )) RETURNING e.id
-    )
-    SELECT array_agg(g.id) INTO v_done FROM gone AS g;
-    IF cardinality(v_done) = cardinality(p_ids) THEN
+    BEGIN
+        WITH gone AS (
+            DELETE FROM {t:entries} AS e
+            USING unnest(p_places, p_versions, p_tokens, p_outcomes) AS s (place, version, token, outcome)
+            WHERE e.ctid = s.place AND e.version = s.version AND e.token = s.token AND e.lease_until > 0
+                AND coalesce(s.outcome, 1) = 1 AND (e.xmax = e.xmin OR e.xmax = 0) -- the lock was the claim's, or is nobody's
+            RETURNING e.version
+        )
+        SELECT array_agg(g.version) INTO v_done FROM gone AS g;
+    EXCEPTION WHEN lock_not_available THEN
+        v_done := NULL;
+    END;
+    IF cardinality(v_done) = cardinality(p_keys) THEN
         RETURN;
     END IF;
     v_done := coalesce(v_done, '{}');
 
-    IF p_outcomes IS NOT NULL THEN
-        WITH kept AS (
-            UPDATE {t:entries} AS e SET
-                lease_until = -k.outcome,
-                due         = v_now + k.delay,
-                attempt     = e.attempt - (k.outcome = 3)::integer,
-                last_error  = CASE WHEN k.error = '' THEN e.last_error ELSE k.error END
-            FROM (
-                SELECT l.ctid AS tid, s.delay, s.error, s.outcome
-                FROM unnest(p_ids, p_versions, p_tokens, p_outcomes, p_delays, p_errors)
-                    AS s (id, version, token, outcome, delay, error)
-                CROSS JOIN LATERAL (
-                    SELECT e.ctid FROM {t:entries} AS e
-                    WHERE e.id = s.id AND e.version = s.version AND e.token = s.token AND e.lease_until > 0
-                    FOR UPDATE SKIP LOCKED
-                ) AS l
-                WHERE s.outcome > 1
-            ) AS k
-            WHERE e.ctid = k.tid
-            RETURNING e.id
-        )
-        SELECT v_done || coalesce(array_agg(k.id), '{}') INTO v_done FROM kept AS k;
-        IF cardinality(v_done) = cardinality(p_ids) THEN
-            RETURN;
-        END IF;
+    WITH held AS (
+        SELECT l.ctid AS tid, coalesce(s.outcome, 1) AS outcome, s.delay, s.error
+        FROM unnest(p_keys, p_versions, p_tokens, p_outcomes, p_delays, p_errors)
+            AS s (key, version, token, outcome, delay, error)
+        CROSS JOIN LATERAL (
+            SELECT e.ctid FROM {t:entries} AS e
+            WHERE e.channel = p_channel AND e.key = s.key AND e.version = s.version AND e.token = s.token AND e.lease_until > 0
+            FOR UPDATE SKIP LOCKED
+        ) AS l
+        WHERE s.version <> ALL (v_done)
+    ), gone AS (
+        DELETE FROM {t:entries} AS e WHERE e.ctid = ANY (ARRAY(SELECT h.tid FROM held AS h WHERE h.outcome = 1))
+        RETURNING e.version
+    ), kept AS (
+        UPDATE {t:entries} AS e SET
+            lease_until = -h.outcome,
+            due         = v_now + h.delay,
+            attempt     = e.attempt - (h.outcome = 3)::integer,
+            last_error  = CASE WHEN h.error = '' THEN e.last_error ELSE h.error END
+        FROM held AS h
+        WHERE e.ctid = h.tid AND h.outcome > 1
+        RETURNING e.version
+    )
+    SELECT v_done || coalesce(array_agg(x.version), '{}') INTO v_done
+    FROM (SELECT g.version FROM gone AS g UNION ALL SELECT k.version FROM kept AS k) AS x;
+    IF cardinality(v_done) = cardinality(p_keys) THEN
+        RETURN;
     END IF;
 
     -- Staged again while they were out: the new value stays due, the lease ends.
     WITH freed AS (
-        UPDATE {t:entries} AS e SET lease_until = -k.outcome
+        UPDATE {t:entries} AS e SET lease_until = -h.outcome
         FROM (
-            SELECT l.ctid AS tid, coalesce(s.outcome, 1) AS outcome
-            FROM unnest(p_ids, p_versions, p_tokens, p_outcomes) AS s (id, version, token, outcome)
+            SELECT l.ctid AS tid, coalesce(s.outcome, 1) AS outcome, s.version
+            FROM unnest(p_keys, p_versions, p_tokens, p_outcomes) AS s (key, version, token, outcome)
             CROSS JOIN LATERAL (
                 SELECT e.ctid FROM {t:entries} AS e
-                WHERE e.id = s.id AND e.version <> s.version AND e.token = s.token AND e.lease_until > 0
+                WHERE e.channel = p_channel AND e.key = s.key AND e.version <> s.version AND e.token = s.token AND e.lease_until > 0
                 FOR UPDATE SKIP LOCKED
             ) AS l
-            WHERE s.id <> ALL (v_done)
-        ) AS k
-        WHERE e.ctid = k.tid
-        RETURNING e.id
+            WHERE s.version <> ALL (v_done)
+        ) AS h
+        WHERE e.ctid = h.tid
+        RETURNING h.version
     )
-    SELECT coalesce(array_agg(f.id), '{}') INTO v_more FROM freed AS f;
+    SELECT coalesce(array_agg(f.version), '{}') INTO v_freed FROM freed AS f;
 
     -- The rest changed nothing. What is still under our token and lease was locked: busy.
     RETURN QUERY
         SELECT s.ord, (CASE
-            WHEN s.id = ANY (v_more) THEN 2
-            WHEN e.id IS NULL THEN CASE WHEN p_again[s.ord] THEN 1 ELSE 3 END
+            WHEN s.version = ANY (v_freed) THEN 2
+            WHEN e.version IS NULL THEN CASE WHEN p_again[s.ord] THEN 1 ELSE 3 END
             WHEN e.token <> s.token THEN 3
             WHEN e.lease_until > 0 THEN 4
             WHEN e.lease_until = -coalesce(s.outcome, 1) THEN 1 -- the same again
             ELSE 3
         END)::smallint
-        FROM unnest(p_ids, p_versions, p_tokens, p_outcomes) WITH ORDINALITY AS s (id, version, token, outcome, ord)
+        FROM unnest(p_keys, p_versions, p_tokens, p_outcomes) WITH ORDINALITY AS s (key, version, token, outcome, ord)
         LEFT JOIN LATERAL (
-            SELECT e.id, e.version, e.token, e.lease_until FROM {t:entries} AS e WHERE e.id = s.id OFFSET 0
+            SELECT e.version, e.token, e.lease_until FROM {t:entries} AS e
+            WHERE e.channel = p_channel AND e.key = s.key OFFSET 0
         ) AS e ON true
-        WHERE s.id <> ALL (v_done);
+        WHERE s.version <> ALL (v_done);
 END
 $outbox$;
 -- +goose StatementEnd
 
 -- extend lets leases end p_lease from now and returns the rows that it could not extend: 3 stale, 4 busy.
 -- +goose StatementBegin
-CREATE FUNCTION {t:extend_1}(p_ids bigint[], p_tokens bigint[], p_lease bigint, p_now bigint)
+CREATE FUNCTION {t:extend_1}(p_channel text, p_keys text[], p_tokens bigint[], p_lease bigint, p_now bigint)
 RETURNS TABLE (ord bigint, result smallint)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -274,30 +275,30 @@ AS $outbox$
 #variable_conflict use_column
 DECLARE
     v_now  bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
-    v_done bigint[];
+    v_done text[];
 BEGIN
     WITH extended AS (
         UPDATE {t:entries} AS e SET lease_until = v_now + p_lease WHERE e.ctid = ANY (ARRAY(
             SELECT l.ctid
-            FROM unnest(p_ids, p_tokens) AS s (id, token)
+            FROM unnest(p_keys, p_tokens) AS s (key, token)
             CROSS JOIN LATERAL (
                 SELECT e.ctid FROM {t:entries} AS e
-                WHERE e.id = s.id AND e.token = s.token AND e.lease_until > 0
+                WHERE e.channel = p_channel AND e.key = s.key AND e.token = s.token AND e.lease_until > 0
                 FOR UPDATE SKIP LOCKED
             ) AS l
-        )) RETURNING e.id
+        )) RETURNING e.key
     )
-    SELECT coalesce(array_agg(x.id), '{}') INTO v_done FROM extended AS x;
-    IF cardinality(v_done) = cardinality(p_ids) THEN
+    SELECT coalesce(array_agg(x.key), '{}') INTO v_done FROM extended AS x;
+    IF cardinality(v_done) = cardinality(p_keys) THEN
         RETURN;
     END IF;
     RETURN QUERY
         SELECT s.ord, (CASE WHEN e.token = s.token AND e.lease_until > 0 THEN 4 ELSE 3 END)::smallint
-        FROM unnest(p_ids, p_tokens) WITH ORDINALITY AS s (id, token, ord)
+        FROM unnest(p_keys, p_tokens) WITH ORDINALITY AS s (key, token, ord)
         LEFT JOIN LATERAL (
-            SELECT e.token, e.lease_until FROM {t:entries} AS e WHERE e.id = s.id OFFSET 0
+            SELECT e.token, e.lease_until FROM {t:entries} AS e WHERE e.channel = p_channel AND e.key = s.key OFFSET 0
         ) AS e ON true
-        WHERE s.id <> ALL (v_done);
+        WHERE s.key <> ALL (v_done);
 END
 $outbox$;
 -- +goose StatementEnd
@@ -326,16 +327,16 @@ BEGIN
 
         SELECT e.due INTO v_due FROM {t:entries} AS e
         WHERE e.channel = p_names[i] AND e.due >= p_froms[i] AND e.due <= v_now AND e.lease_until <= v_now
-        ORDER BY e.due, e.id LIMIT 1;
+        ORDER BY e.due LIMIT 1;
         IF NOT FOUND THEN -- what is scheduled, and what of the oldest leased could lapse
             SELECT min(n.at) INTO v_due FROM (
                 (SELECT e.due AS at FROM {t:entries} AS e
-                 WHERE e.channel = p_names[i] AND e.due > v_now ORDER BY e.due, e.id LIMIT 1)
+                 WHERE e.channel = p_names[i] AND e.due > v_now ORDER BY e.due LIMIT 1)
                 UNION ALL
                 (SELECT min(l.lease_until) FROM (
                     SELECT e.lease_until FROM {t:entries} AS e
                     WHERE e.channel = p_names[i] AND e.due >= p_froms[i] AND e.due <= v_now AND e.lease_until > v_now
-                    ORDER BY e.due, e.id LIMIT 100) AS l)
+                    ORDER BY e.due LIMIT 100) AS l)
             ) AS n;
         END IF;
         wait := CASE WHEN v_due IS NULL THEN -1 ELSE greatest(0, greatest(v_due, 0) - v_now, paused) END;
