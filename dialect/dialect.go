@@ -23,7 +23,7 @@ import (
 
 // SchemaVersion is the schema that this release's statements need. A newer one
 // serves too if its meta row says that it is compatible with this.
-const SchemaVersion = 1
+const SchemaVersion = 2
 
 // maxIdent is the longest identifier that Postgres keeps, in bytes: a longer
 // one it cuts off silently, so that two prefixes could meet in one table.

@@ -3,9 +3,6 @@ package dialect
 import (
 	"context"
 	"database/sql"
-	"fmt"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -148,13 +145,6 @@ func (postgres) extend(ctx context.Context, db *sql.DB, d Dialect, e Extend, at 
 	}), attempt)
 }
 
-func (postgres) look(l Look, at now) Statement {
-	return Statement{
-		`SELECT wait, paused, outage FROM {t:look_1}($1::smallint[], $2::text[], $3::bigint[], $4::bigint)`,
-		[]any{l.Systems, l.Names, l.Froms, at},
-	}
-}
-
 func (postgres) outage(o Outage, at now) Statement {
 	if !o.Down {
 		return Statement{`
@@ -191,46 +181,6 @@ func (postgres) pause(name string, length int64, reason string, at now) Statemen
 		FROM (VALUES (1::smallint), (2::smallint)) AS s (system)
 		ON CONFLICT (system, name) DO UPDATE SET paused_until = excluded.paused_until, reason = excluded.reason`,
 		[]any{name, length, reason, at},
-	}
-}
-
-// stats hops from channel to channel along the due index, and counts at most
-// limit rows of each kind, so that its cost does not grow with the backlog.
-func (postgres) stats(limit int, at now) Statement {
-	return Statement{`
-		WITH RECURSIVE n AS (SELECT coalesce($2::bigint, ` + pgNow + `) AS now),
-		held (name) AS (
-			(SELECT channel FROM {t:entries} ORDER BY channel LIMIT 1)
-			UNION ALL
-			SELECT (SELECT e.channel FROM {t:entries} AS e WHERE e.channel > h.name ORDER BY e.channel LIMIT 1)
-			FROM held AS h WHERE h.name IS NOT NULL
-		),
-		named AS (
-			SELECT 1::smallint AS system, name FROM held WHERE name IS NOT NULL
-			UNION SELECT system, name FROM {t:channels}
-			WHERE system = 1 AND (paused_until > 0 OR outage_level > 0)
-		)
-		SELECT m.system, m.name, d.n, s.n, l.n,
-			coalesce(n.now - d.oldest, 0), coalesce(w.attempt, 0), coalesce(w.last_error, ''),
-			greatest(0, c.paused_until - n.now, c.outage_until - n.now), coalesce(c.outage_level > 0 AND c.paused_until <= n.now, false),
-			coalesce(CASE WHEN c.paused_until > n.now THEN c.reason WHEN c.outage_level > 0 THEN c.outage_reason END, '')
-		FROM n CROSS JOIN named AS m
-		LEFT JOIN {t:channels} AS c ON c.system = m.system AND c.name = m.name
-		CROSS JOIN LATERAL (SELECT count(*) AS n, min(greatest(x.due, 0)) AS oldest FROM (
-			SELECT e.due FROM {t:entries} AS e WHERE e.channel = m.name AND e.due <= n.now AND e.lease_until <= n.now
-			ORDER BY e.due LIMIT $1::integer) AS x) AS d
-		CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
-			SELECT FROM {t:entries} AS e WHERE e.channel = m.name AND e.due > n.now LIMIT $1::integer) AS x) AS s
-		CROSS JOIN LATERAL (SELECT count(*) AS n FROM (
-			SELECT FROM (SELECT e.lease_until FROM {t:entries} AS e WHERE e.channel = m.name AND e.due <= n.now
-				ORDER BY e.due LIMIT $1::integer) AS y WHERE y.lease_until > n.now) AS x) AS l
-		LEFT JOIN LATERAL (SELECT x.attempt, x.last_error FROM (
-			(SELECT e.attempt, e.last_error FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due LIMIT 1000)
-			UNION ALL
-			(SELECT e.attempt, e.last_error FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due DESC LIMIT 1000)
-			) AS x ORDER BY x.attempt DESC, x.last_error DESC LIMIT 1) AS w ON true
-		ORDER BY m.system, m.name`,
-		[]any{limit, at},
 	}
 }
 
@@ -313,56 +263,4 @@ func (postgres) check(ctx context.Context, db *sql.DB, d Dialect) ([]Finding, er
 	fs.warn(fsync == "off", "fsync is off: a crash of the machine can corrupt the whole database")
 	err = pgGrants(ctx, db, d, &fs)
 	return fs, err
-}
-
-// pgGrants finds what the role lacks. A role may only stage or only relay; one
-// that can do neither is a fault.
-func pgGrants(ctx context.Context, db *sql.DB, d Dialect, fs *findings) error {
-	stage, err := pgLacks(ctx, db, d, map[string]string{
-		"entries": "SELECT,INSERT,UPDATE", "seq": "USAGE", "token_seq": "SELECT", "redraw_1": "EXECUTE",
-	})
-	if err != nil {
-		return err
-	}
-	relay, err := pgLacks(ctx, db, d, map[string]string{
-		"entries": "SELECT,UPDATE,DELETE", "channels": "SELECT,INSERT,UPDATE", "token_seq": "USAGE",
-		"claim_1": "EXECUTE", "settle_1": "EXECUTE", "extend_1": "EXECUTE", "look_1": "EXECUTE",
-	})
-	if err != nil {
-		return err
-	}
-	fs.fault(stage != "" && relay != "", "the role can neither stage nor relay; grant it, to stage: %s; to relay: %s", stage, relay)
-	fs.warn(stage != "" && relay == "", "the role can relay but not stage: it lacks %s", stage)
-	fs.warn(relay != "" && stage == "", "the role can stage but not relay: it lacks %s", relay)
-	return nil
-}
-
-// pgLacks names the privileges, by object, that the role does not have.
-func pgLacks(ctx context.Context, db *sql.DB, d Dialect, needed map[string]string) (string, error) {
-	var lacks []string
-	for _, name := range slices.Sorted(maps.Keys(needed)) {
-		kind, object := "table", `$1::text`
-		switch {
-		case needed[name] == "EXECUTE":
-			kind = "function"
-			object = `(SELECT p.oid FROM pg_proc AS p WHERE p.proname = $1::text AND p.pronamespace = ` + quoteText(d.Ident(d.schema)) + `::regnamespace)`
-		case strings.HasSuffix(name, "seq"):
-			kind = "sequence"
-		}
-		argument := d.Render(`{t:` + name + `}`)
-		if kind == "function" {
-			argument = d.prefix + name
-		}
-		for privilege := range strings.SplitSeq(needed[name], ",") {
-			var granted sql.NullBool
-			row := db.QueryRowContext(ctx, `SELECT has_`+kind+`_privilege(`+object+`, $2::text)`, argument, privilege)
-			if err := row.Scan(&granted); err != nil {
-				return "", fmt.Errorf("check grants on %s: %w", d.Render(`{t:`+name+`}`), err)
-			}
-			if !granted.Bool {
-				lacks = append(lacks, privilege+" on "+kind+" "+d.Render(`{t:`+name+`}`))
-			}
-		}
-	}
-	return strings.Join(lacks, ", "), nil
 }

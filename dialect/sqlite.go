@@ -235,39 +235,6 @@ func (sqlite) extend(ctx context.Context, db *sql.DB, d Dialect, e Extend, at no
 	})
 }
 
-func (sqlite) look(l Look, at now) Statement {
-	type channel struct {
-		System int16  `json:"s"`
-		Name   string `json:"n"`
-	}
-	channels := make([]channel, len(l.Names))
-	for i, name := range l.Names {
-		channels[i] = channel{l.Systems[i], name}
-	}
-	return Statement{`
-		WITH asked AS (
-			SELECT a.key AS ord, a.value ->> 'n' AS name, coalesce(c.outage_level > 0, false) AS outage,
-				max(0, coalesce(max(c.paused_until, c.outage_until, iif(c.outage_level > 0, c.probe_until, 0)), 0) - ?2) AS paused
-			FROM json_each(?1) AS a
-			LEFT JOIN {t:channels} AS c ON c.system = a.value ->> 's' AND c.name = a.value ->> 'n'
-		), next AS (
-			SELECT a.*, coalesce(
-				(SELECT 0 FROM {t:entries} AS e WHERE e.channel = a.name AND e.due <= ?2 AND e.lease_until <= ?2 LIMIT 1),
-				(SELECT min(n.at) FROM (
-					SELECT min(e.due) AS at FROM {t:entries} AS e WHERE e.channel = a.name AND e.due > ?2
-					UNION ALL
-					SELECT min(l.lease_until) FROM (
-						SELECT e.lease_until FROM {t:entries} AS e WHERE e.channel = a.name AND e.due <= ?2 AND e.lease_until > ?2
-						ORDER BY e.due, e.id LIMIT 100) AS l
-				) AS n)
-			) AS at
-			FROM asked AS a
-		)
-		SELECT iif(at IS NULL, -1, max(0, at - ?2, paused)), paused, outage FROM next ORDER BY ord`,
-		[]any{toJSON(channels), at},
-	}
-}
-
 func (sqlite) outage(o Outage, at now) Statement {
 	if !o.Down {
 		return Statement{`
@@ -301,40 +268,6 @@ func (sqlite) pause(name string, length int64, reason string, at now) Statement 
 		SELECT s.column1, ?1, ?4 + ?2, ?3 FROM (VALUES (1), (2)) AS s WHERE true
 		ON CONFLICT (system, name) DO UPDATE SET paused_until = excluded.paused_until, reason = excluded.reason`,
 		[]any{name, length, reason, at},
-	}
-}
-
-// stats hops from channel to channel along the due index, and counts at most
-// limit rows of each kind, so that its cost does not grow with the backlog.
-func (sqlite) stats(limit int, at now) Statement {
-	return Statement{`
-		WITH RECURSIVE held (name) AS (
-			SELECT min(channel) FROM {t:entries}
-			UNION ALL
-			SELECT (SELECT min(e.channel) FROM {t:entries} AS e WHERE e.channel > h.name) FROM held AS h WHERE h.name IS NOT NULL
-		),
-		named AS (
-			SELECT 1 AS system, name FROM held WHERE name IS NOT NULL
-			UNION SELECT system, name FROM {t:channels} WHERE system = 1 AND (paused_until > 0 OR outage_level > 0)
-		)
-		SELECT m.system, m.name,
-			(SELECT count(*) FROM (SELECT 1 FROM {t:entries} AS e
-				WHERE e.channel = m.name AND e.due <= ?2 AND e.lease_until <= ?2 ORDER BY e.due LIMIT ?1)),
-			(SELECT count(*) FROM (SELECT 1 FROM {t:entries} AS e WHERE e.channel = m.name AND e.due > ?2 LIMIT ?1)),
-			(SELECT count(*) FROM (SELECT e.lease_until AS u FROM {t:entries} AS e
-				WHERE e.channel = m.name AND e.due <= ?2 ORDER BY e.due LIMIT ?1) WHERE u > ?2),
-			coalesce(?2 - max(0, (SELECT e.due FROM {t:entries} AS e
-				WHERE e.channel = m.name AND e.due <= ?2 AND e.lease_until <= ?2 ORDER BY e.due LIMIT 1)), 0),
-			coalesce((SELECT max(x.attempt) FROM (
-				SELECT e.attempt FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due DESC LIMIT 1000) AS x), 0),
-			coalesce((SELECT x.last_error FROM (
-				SELECT e.attempt, e.last_error FROM {t:entries} AS e WHERE e.channel = m.name ORDER BY e.due DESC LIMIT 1000) AS x
-				ORDER BY x.attempt DESC, x.last_error DESC LIMIT 1), ''),
-			max(0, coalesce(max(c.paused_until, c.outage_until), 0) - ?2), coalesce(c.outage_level > 0 AND c.paused_until <= ?2, false),
-			coalesce(CASE WHEN c.paused_until > ?2 THEN c.reason WHEN c.outage_level > 0 THEN c.outage_reason END, '')
-		FROM named AS m LEFT JOIN {t:channels} AS c ON c.system = m.system AND c.name = m.name
-		ORDER BY m.system, m.name`,
-		[]any{limit, at},
 	}
 }
 

@@ -20,26 +20,66 @@ func (sqlite) write(ctx context.Context, db *sql.DB, run func(Querier) error) er
 // the write lock is there; then the few statements run to their end, since the
 // driver interrupts a statement whose context ends, and SQLite answers that by
 // rolling the transaction back.
-func immediate(ctx context.Context, db *sql.DB, f func(ctx context.Context, q Querier) error) (err error) {
-	conn, err := db.Conn(ctx)
+func immediate(ctx context.Context, db *sql.DB, f func(ctx context.Context, q Querier) error) error {
+	conn, err := beginImmediate(ctx, db)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	return endImmediate(conn, f(context.WithoutCancel(ctx), conn))
+}
+
+func beginImmediate(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
 		// A BEGIN that was interrupted may have begun.
 		leave(conn)
-		return err
+		conn.Close()
+		return nil, err
 	}
-	ctx = context.WithoutCancel(ctx)
-	if err = f(ctx, conn); err == nil {
-		_, err = conn.ExecContext(ctx, "COMMIT")
+	return conn, nil
+}
+
+// endImmediate commits, or rolls back where err is not nil.
+func endImmediate(conn *sql.Conn, err error) error {
+	defer conn.Close()
+	if err == nil {
+		_, err = conn.ExecContext(context.Background(), "COMMIT")
 	}
 	if err != nil {
 		leave(conn)
 	}
 	return err
 }
+
+// own is immediate, but begins only with the first statement that is not
+// ahead: a claim that finds nothing, and a list, need not wait for a writer.
+func (sqlite) own(ctx context.Context, db *sql.DB, f func(Runner) error) error {
+	var conn *sql.Conn
+	err := f(func(c context.Context, st Statement, scan func(Scanner) error) (err error) {
+		read := func(rows *sql.Rows) error { return scan(rows) }
+		if conn == nil && c.Value(aheadKey{}) != nil {
+			return each(ctx, db, st, read)
+		}
+		if conn == nil {
+			if conn, err = beginImmediate(ctx, db); err != nil {
+				return err
+			}
+		}
+		return each(context.WithoutCancel(ctx), conn, st, read)
+	})
+	if conn == nil {
+		return err
+	}
+	return endImmediate(conn, err)
+}
+
+type aheadKey struct{}
+
+// ahead marks a statement that reads, and on whose answer no later one relies.
+func ahead(ctx context.Context) context.Context { return context.WithValue(ctx, aheadKey{}, true) }
 
 // leave ends whatever transaction a connection is in. A connection that will
 // not be left clean is closed rather than given back to the pool.

@@ -79,6 +79,8 @@ type Look struct {
 	Systems []int16
 	Names   []string
 	Froms   []int64 // lower bounds of due
+	// FromGroups are the lower bounds of the due times of groups; channels of entries have none.
+	FromGroups []int64
 }
 
 // Outage is what [Dialect.Outage] records: pauses grow from Base to Cap,
@@ -101,6 +103,7 @@ type now = any
 // engine is what the file named for a database provides. Texts are not yet
 // rendered. See the methods of Dialect of the same names.
 type engine interface {
+	journal
 	name() string
 	hostClock() bool // the database has no clock of its own that serves
 	stage(Stage, now) Statement
@@ -202,7 +205,8 @@ func (d Dialect) Pause(name string, length int64, reason string, at any) Stateme
 }
 
 // Stats counts rows, to at most limit each: (system, name, due, scheduled,
-// leased, oldest due age, highest attempt, its error, paused, outage, reason).
+// leased, blocked groups, dead, unknown, oldest due age, highest attempt, its
+// error, paused, outage, reason). Of entries none is blocked, dead or unknown.
 func (d Dialect) Stats(limit int, at any) Statement { return d.rendered(d.engine.stats(limit, at)) }
 
 // Fence raises versions and tokens to the clock and answers with both.

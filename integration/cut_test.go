@@ -19,7 +19,7 @@ import (
 func TestG7ConnectionLostInAnyRelayStatement(t *testing.T) {
 	onlyPostgres(t, func(t *testing.T, s *site) {
 		var cases []*cutCase
-		for _, statement := range []string{"look_1", "claim_1", "extend_1", "settle_1"} {
+		for _, statement := range []string{"look_2", "claim_1", "extend_1", "settle_1"} {
 			for _, how := range cuts {
 				cases = append(cases, s.startCut(statement, how))
 			}

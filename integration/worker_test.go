@@ -36,6 +36,7 @@ type order struct {
 	Hold                 time.Duration // how long each publication takes; cut short when its context ends
 	HaltAt               step          // announce this step and stand still there, for ever
 	DieOn                string        // exit in the middle of publishing this key
+	Errand               *errand       // the channel is a journal's
 }
 
 // A step of a relay at which its process can be killed.
@@ -91,6 +92,9 @@ func (o order) work(ctx context.Context) error {
 	store, err := sqlstore.New(db, d, sqlstore.Options{})
 	if err != nil {
 		return err
+	}
+	if o.Errand != nil {
+		return o.run(ctx, db, store)
 	}
 	halting := outboxtest.NewFaulty(store)
 	halting.Intercept(o.intercept)

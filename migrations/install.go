@@ -23,7 +23,8 @@ const lockWait = time.Minute
 
 // undelivered lists the rows that Down does not drop unasked.
 var undelivered = []struct{ table, where string }{
-	{"entries", "true"}, // what has been published is deleted
+	{"entries", "true"},          // what has been published is deleted
+	{"messages", "outcome <> 1"}, // dead and unknown ones too wait for somebody
 }
 
 // install is the outbox of one dialect value in one database.

@@ -10,6 +10,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/pressly/goose/v3"
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite"
 
@@ -151,6 +152,50 @@ func TestDownRefusesWhileRowsAreUndelivered(t *testing.T) {
 		_, err = db.Exec(p.d.Render(`DELETE FROM {t:entries}`))
 		require.NoError(t, err)
 		require.NoError(t, Down(t.Context(), db, p.d, false))
+	})
+}
+
+// Dead messages, and those of unknown fate, wait for somebody; sent ones are only kept.
+func TestDownRefusesWhileMessagesAreUndelivered(t *testing.T) {
+	onEach(t, func(t *testing.T, p place) {
+		db := p.open(t)
+		require.NoError(t, Up(t.Context(), db, p.d))
+		for _, outcome := range []int{0, 4, 5} {
+			_, err := db.Exec(p.d.Render(`DELETE FROM {t:messages}`))
+			require.NoError(t, err)
+			_, err = db.Exec(p.d.Render(`
+				INSERT INTO {t:messages} (seq, channel, key, due, created_at, payload, outcome) VALUES (1, 'c', 'k', 0, 0, $1, $2)`), []byte{}, outcome)
+			require.NoError(t, err)
+			var undelivered *UndeliveredError
+			require.ErrorAs(t, Down(t.Context(), db, p.d, false), &undelivered, "outcome %d", outcome)
+			require.Equal(t, UndeliveredError{Table: p.d.Render(`{t:messages}`), Rows: 1}, *undelivered)
+		}
+		_, err := db.Exec(p.d.Render(`UPDATE {t:messages} SET outcome = 1`))
+		require.NoError(t, err)
+		require.NoError(t, Down(t.Context(), db, p.d, false))
+	})
+}
+
+func TestUpBringsAnEarlierSchemaUpToDate(t *testing.T) {
+	onEach(t, func(t *testing.T, p place) {
+		db := p.open(t)
+		in, err := open(db, p.d)
+		require.NoError(t, err)
+		earlier := &transaction{install: in, begun: in.prepare}
+		require.NoError(t, in.run(t.Context(), earlier, func(ctx context.Context, g *goose.Provider) error {
+			earlier.last = 1
+			_, err := g.UpTo(ctx, 1)
+			return err
+		}))
+		stage(t, p, db)
+		require.NoError(t, Up(t.Context(), db, p.d))
+		installed(t, p, db)
+		var rows int
+		require.NoError(t, db.QueryRow(p.d.Render(`SELECT count(*) FROM {t:entries}`)).Scan(&rows))
+		require.Equal(t, 1, rows)
+		var version, compatible int
+		require.NoError(t, db.QueryRow(p.d.Installed().Text).Scan(&version, &compatible))
+		require.Equal(t, []int{dialect.SchemaVersion, 1}, []int{version, compatible}, "replicas of the earlier release go on")
 	})
 }
 

@@ -107,12 +107,12 @@ const asidePause = 5 * time.Second
 // published by this relay once more while it does so already.
 func (b *batch) avoidTwice(rows []Row) {
 	if b.isAvoided == nil {
-		b.isAvoided = map[int64]bool{}
+		b.isAvoided = map[string]bool{}
 	}
 	var fresh []Row
 	for _, r := range rows {
-		if !b.isAvoided[r.ID] {
-			b.isAvoided[r.ID] = true
+		if !b.isAvoided[r.Key] {
+			b.isAvoided[r.Key] = true
 			fresh = append(fresh, r)
 		}
 	}

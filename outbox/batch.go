@@ -17,7 +17,10 @@ type batch struct {
 	trial     bool // so does this relay
 	hold      hold
 	avoided   []Row // kept from being published once more meanwhile
-	isAvoided map[int64]bool
+	isAvoided map[string]bool
+	lost      map[string]bool // by the last extension
+	parcels   []*parcel       // of messages
+	downs     int             // how often the destination had been found down, before the claim
 	job       job
 	verdict   verdict
 	began     time.Time // of the publication
@@ -37,6 +40,9 @@ const (
 // was sent.
 func (c *channel) take(n *run, limit int, full bool) (*batch, error) {
 	b := &batch{c: c}
+	if c.crew != nil {
+		b.downs = c.downs()
+	}
 	var sent time.Time
 	// A claim that takes as long as its lease is worth nothing.
 	err := n.ask(n.reads, c.o.Lease, func(ctx context.Context) error {
@@ -49,6 +55,10 @@ func (c *channel) take(n *run, limit int, full bool) (*batch, error) {
 		return nil, err
 	}
 	b.hold = newHold(b.rows, c.o.Lease, sent)
+	if c.crew != nil {
+		b.parcels = c.crew.parcels(b.rows)
+		c.unstarted(len(b.parcels))
+	}
 	c.r.observe(Event{Kind: EventClaim, Channel: c.name, Rows: len(b.rows), Duration: time.Since(sent)})
 	return b, nil
 }
@@ -62,6 +72,9 @@ func (b *batch) process(n *run) tally {
 			b.c.release()
 		}
 	}()
+	if b.c.crew != nil {
+		return b.dispatch(n)
+	}
 	if n.stopping() {
 		return b.settle(n, giveBack(b.rows, 0))
 	}
@@ -161,10 +174,10 @@ func (b *batch) reportDestination(n *run, v verdict, end ending) {
 	switch {
 	case v.down != nil:
 		b.outage(n, true, v.down)
-	case !b.probe || end.ours():
-	case v.done > 0 || v.failed > 0 && !v.unknown:
+	case !b.probe || end.ours() || v.mute:
+	case v.done+v.settled > 0 || v.missed() > 0 && !v.unknown:
 		b.outage(n, false, nil)
-	case v.failed > 0:
+	case v.missed() > 0:
 		b.outage(n, true, v.cause)
 	}
 }

@@ -54,3 +54,41 @@ func BenchmarkRelay(b *testing.B) {
 		b.Fatal(err)
 	}
 }
+
+// messages is feed for messages.
+type messages struct {
+	*fakeJournal
+	feed feed
+}
+
+func (m *messages) ClaimMessages(ctx context.Context, _ Tx, c Claim) (Claimed, error) {
+	return m.feed.ClaimRows(ctx, c)
+}
+
+func (m *messages) Settle(ctx context.Context, ch Channel, ss []Settlement) ([]Result, error) {
+	return m.feed.Settle(ctx, ch, ss)
+}
+
+// BenchmarkSender tells the cost of the relay per message, each in a goroutine
+// of its own.
+func BenchmarkSender(b *testing.B) {
+	const size = 1000
+	m := &messages{fakeJournal: newFakeJournal(), feed: feed{rows: make([]Row, size)}}
+	for i, k := range keys(size) {
+		m.feed.rows[i] = Row{Key: k, Version: Version(i + 1), Token: 1, Attempt: 1, State: StateSending}
+	}
+	j, err := NewJournal(m, JournalOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	r, err := NewRelay(RelayOptions{}, j.Sender(func(context.Context, *Record) (string, error) { return "", nil }, SendOptions{BatchSize: size}))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	m.feed.left = b.N
+	if _, err := r.Flush(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+}

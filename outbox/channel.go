@@ -17,6 +17,7 @@ type channel struct {
 	unread   throttle      // and about entries that cannot be read
 	wake     chan struct{} // makes the loop think again
 	late     chan struct{} // bounds settlements that go on behind the slots
+	crew     *crew         // of a Journal channel
 
 	mu       sync.Mutex
 	now      bool      // claim at once
@@ -42,6 +43,9 @@ func newChannel(r *Relay, src source, o PublishOptions) *channel {
 		wake: make(chan struct{}, 1), late: make(chan struct{}, maxLate),
 	}
 	c.hints = newHints(r.o.PollInterval)
+	if s, ok := src.(*sending); ok {
+		c.crew = newCrew(s, o.InFlight)
+	}
 	return c
 }
 
@@ -114,6 +118,9 @@ func (c *channel) barred(at time.Time) time.Time {
 
 // free reports whether another batch may be published.
 func (c *channel) free() bool {
+	if c.crew != nil {
+		return c.crew.free(c.health.careful(), c.busy)
+	}
 	if c.health.careful() && c.busy > c.hung {
 		return false
 	}
@@ -161,7 +168,7 @@ func (c *channel) aboutToClaim(now time.Time) (limit int, trial bool) {
 func (c *channel) occupy() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.busy >= c.o.InFlight {
+	if c.crew != nil && c.crew.hung >= c.o.InFlight || c.crew == nil && c.busy >= c.o.InFlight {
 		return false
 	}
 	c.busy++
@@ -190,11 +197,14 @@ func (c *channel) claimed(b *batch, limit int) {
 		c.busy--
 		return
 	}
-	if len(b.rows) >= limit {
-		c.now = true // there may be more
+	if len(b.rows) >= limit || b.ambiguous() {
+		c.now = true // there may be more; a message that lapses comes alone
 	}
 	if b.probe {
 		c.health.ramp()
+	}
+	if b.suspect() {
+		c.crew.suspect = true
 	}
 }
 
@@ -202,6 +212,9 @@ func (c *channel) claimed(b *batch, limit int) {
 func (c *channel) release() {
 	c.mu.Lock()
 	c.busy--
+	if c.crew != nil && c.busy == 0 {
+		c.crew.suspect = false
+	}
 	c.mu.Unlock()
 	c.signal()
 }

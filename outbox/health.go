@@ -81,13 +81,11 @@ func (c *channel) learn(b *batch, v verdict, end ending) {
 	var resumed bool
 	switch {
 	case v.down != nil:
-		// The store holds the claims back; ask it before the next one.
-		c.health.ramp()
-		c.paused = now.Add(c.r.o.PollInterval)
+		c.holdBack(now)
 	case v.answered:
 		resumed = c.health.succeeded(c.o.BatchSize)
-	case end.ours():
-	case v.failed > 0 && (v.fresh || b.trial), v.hasty:
+	case end.ours() || v.mute:
+	case v.missed() > 0 && (v.fresh || b.trial), v.hasty:
 		pause = c.health.failed(now, b.trial)
 		c.now = c.now || pause > 0 // try when the pause is over
 	}
@@ -102,6 +100,13 @@ func (c *channel) learn(b *batch, v verdict, end ending) {
 		c.r.log.Info("outbox: publishing works again", "channel", c.name.Name)
 		c.r.observe(Event{Kind: EventResume, Channel: c.name})
 	}
+}
+
+// holdBack is for a destination that is down: the store holds the claims back,
+// and is asked before the next one.
+func (c *channel) holdBack(now time.Time) {
+	c.health.ramp()
+	c.paused = now.Add(c.r.o.PollInterval)
 }
 
 // slow pauses the channel in this relay: its destination is down and the store

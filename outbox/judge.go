@@ -13,6 +13,9 @@ var (
 	errTimeout  = errors.New("attempt timed out")
 	errShutdown = errors.New("relay is stopping and its shutdown timeout has passed")
 	errHung     = errors.New("publish function ignores its cancelled context")
+
+	errSendExit = errors.New("send function exited its goroutine")
+	errSendHung = errors.New("send function ignores its cancelled context")
 )
 
 // panicError is a panic of user code. The panic's value is not unwrapped: it
@@ -29,6 +32,7 @@ type ending struct {
 	err   error // of the function; a panicError or errGoexit if it did not return
 	cause error // why its context had ended before; nil: it had not
 	hung  bool  // it has not returned
+	sends bool  // it is a call of a send function or a Probe
 }
 
 // ours reports whether the relay itself cut the call short, so that its error
@@ -40,6 +44,8 @@ func (e ending) ours() bool {
 // reason is why unmarked rows are not acknowledged; nil: they are.
 func (e ending) reason() error {
 	switch {
+	case e.hung && e.sends:
+		return fmt.Errorf("%w: %w", errSendHung, e.cause)
 	case e.hung:
 		return fmt.Errorf("%w: %w", errHung, e.cause)
 	case e.cause != nil && e.err != nil:
@@ -57,8 +63,12 @@ type verdict struct {
 	failed   int          // to be tried again
 	released int          // given back, the attempt not counted
 	broken   int          // cannot be read; not among failed
+	dead     int          // messages that ended so
+	parked   int          // messages that nobody knows the fate of, likewise
+	settled  int          // messages that their send has settled itself; not among ss
 	fresh    bool         // a row failed at its first attempt
 	answered bool         // a row got through, or was refused for good
+	mute     bool         // nothing was called
 	down     error        // the destination is down, and why
 	hasty    bool         // a row that was deferred is due again at once
 	unknown  bool         // a failure that does not tell whether the destination answered
@@ -66,6 +76,9 @@ type verdict struct {
 	unread   error        // of the first row that is broken
 	soonest  time.Duration
 }
+
+// missed is how many rows were neither done nor given back.
+func (v *verdict) missed() int { return v.failed + v.dead + v.parked }
 
 // A fault is an error made ready to settle rows with.
 type fault struct {
@@ -142,7 +155,7 @@ func retryFault(delay time.Duration, end ending) *fault {
 
 func isAbrupt(err error) bool {
 	_, panicked := err.(*panicError)
-	return panicked || err == errGoexit
+	return panicked || err == errGoexit || err == errSendExit
 }
 
 func (v *verdict) breaks(s *Settlement, err error) {
@@ -165,8 +178,7 @@ func (v *verdict) fails(s *Settlement, f *fault, backoff backoffFunc) {
 			v.down = f.err
 		}
 	case ClassDefer:
-		// At least the store's unit of time: it goes behind the rows due now.
-		s.Outcome, s.Delay = OutcomeRelease, min(max(f.delay, time.Microsecond), maxDelay)
+		s.Outcome, s.Delay = OutcomeRelease, deferred(f.delay)
 		v.hasty = v.hasty || f.delay < backoffBase
 	default:
 		s.Outcome, s.Delay = OutcomeRetry, f.wait(s.Row.Attempt, backoff)

@@ -175,11 +175,5 @@ func (l *Latest[T]) List(ctx context.Context, after string, limit int) ([]EntryI
 	return infos, nil
 }
 
-// name names a key in an error. A key that was refused may be of any length
-// and content, so only its beginning is shown.
-func (l *Latest[T]) name(key string) string {
-	if len(key) > maxKeyBytes {
-		key = key[:64] + "..."
-	}
-	return fmt.Sprintf("key %q of channel %q", key, l.o.Channel)
-}
+// name names a key in an error.
+func (l *Latest[T]) name(key string) string { return nameOf(key, l.o.Channel) }

@@ -91,13 +91,16 @@ func (b *batch) sendExtend(n *run, rows []Row, limit time.Duration) (sent time.T
 // have neither as a rule, and then copy nothing.
 func (b *batch) extended(rows []Row, results []Result) {
 	var busy []Row
-	lost := map[int64]bool{}
+	var lost map[string]bool
 	for i, res := range results {
 		switch res {
 		case ResultBusy:
 			busy = append(busy, rows[i])
 		case ResultStale:
-			lost[rows[i].ID] = true
+			if lost == nil {
+				lost = map[string]bool{}
+			}
+			lost[rows[i].Key] = true
 		}
 	}
 	b.hold.busy = busy
@@ -109,11 +112,11 @@ func (b *batch) extended(rows []Row, results []Result) {
 	}
 	live := make([]Row, 0, len(b.hold.live))
 	for _, r := range b.hold.live {
-		if !lost[r.ID] {
+		if !lost[r.Key] {
 			live = append(live, r)
 		}
 	}
-	b.hold.live = live
+	b.hold.live, b.lost = live, lost
 	b.c.lostLeases(len(lost))
 }
 

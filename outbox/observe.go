@@ -16,6 +16,10 @@ const (
 	EventRetry    EventKind = "retry"    // Rows entries are to be tried again, the first in Delay
 	EventRelease  EventKind = "release"  // Rows entries were given back, their attempt not counted
 	EventUnread   EventKind = "unread"   // Rows entries cannot be decoded
+	EventDead     EventKind = "dead"     // Rows messages have ended: refused for good, or out of attempts
+	EventUnknown  EventKind = "unknown"  // Rows messages have ended: nobody knows whether they were sent
+	EventProbe    EventKind = "probe"    // the Probe was asked about a message; Err: why it gave no answer
+	EventPurge    EventKind = "purge"    // Rows sent messages were deleted, their Retention being over
 	EventLost     EventKind = "lost"     // the leases of Rows entries were lost
 	EventBusy     EventKind = "busy"     // Rows entries are locked by a transaction; their settlement is tried again
 	EventLeft     EventKind = "left"     // Rows entries were not settled: they will be published again
@@ -34,7 +38,7 @@ type Event struct {
 	Kind     EventKind
 	Channel  Channel // zero where the step concerns no single one
 	Rows     int
-	Duration time.Duration // of EventLook, EventClaim, EventPublish and EventSettle
+	Duration time.Duration // of EventLook, EventClaim, EventPublish, EventSettle, EventProbe and EventPurge
 	Delay    time.Duration // see the kinds
 	Err      error
 }

@@ -6,12 +6,14 @@ import (
 	"fmt"
 )
 
-// Pass counts what RunOnce or Flush did with entries.
+// Pass counts what RunOnce or Flush did with entries and messages.
 type Pass struct {
 	Claimed   int // leased
-	Published int // acknowledged
+	Published int // acknowledged, or sent
 	Retried   int // to be tried again
 	Released  int // given back, the attempt not counted
+	Dead      int // messages that ended so
+	Unknown   int // messages that ended so: nobody knows whether they were sent
 	LeaseLost int // settled too late: others have them
 	Left      int // not settled: they are published again when their leases have lapsed
 }
@@ -99,6 +101,8 @@ func (p *Pass) add(d drained) {
 	p.Published += d.published
 	p.Retried += d.retried
 	p.Released += d.released
+	p.Dead += d.dead
+	p.Unknown += d.unknown
 	p.LeaseLost += d.lost
 	p.Left += d.left
 }

@@ -59,7 +59,7 @@ func (o PublishOptions) withDefaults() (PublishOptions, error) {
 		checkCount("BatchSize", o.BatchSize, maxBatchSize),
 		checkCount("InFlight", o.InFlight, maxInFlight),
 		checkRange("AttemptTimeout", o.AttemptTimeout, time.Millisecond, 24*time.Hour),
-		checkRange("Lease", o.Lease, 100*time.Millisecond, time.Hour),
+		checkRange("Lease", o.Lease, minLease, maxLease),
 	} {
 		if err != nil {
 			return o, err
@@ -97,9 +97,10 @@ func (p *publisher[T]) attach() (source, error) {
 	return p, nil
 }
 
-func (p *publisher[T]) channel() Channel        { return Channel{SystemLatest, p.latest.o.Channel} }
-func (p *publisher[T]) store() RelayStore       { return p.latest.store }
-func (p *publisher[T]) options() PublishOptions { return p.o }
+func (p *publisher[T]) channel() Channel  { return Channel{SystemLatest, p.latest.o.Channel} }
+func (p *publisher[T]) store() RelayStore { return p.latest.store }
+
+func (p *publisher[T]) options() (PublishOptions, error) { return p.o.withDefaults() }
 
 func (p *publisher[T]) claim(ctx context.Context, c Claim) (Claimed, error) {
 	return p.latest.store.ClaimRows(ctx, c)
@@ -162,16 +163,21 @@ func shared[T any](batch []*Entry[T]) Header {
 	}
 	h = maps.Clone(h)
 	for _, e := range batch[1:] {
-		for name, value := range h {
-			if v, ok := e.Header[name]; !ok || v != value {
-				delete(h, name)
-			}
-		}
+		keepShared(h, e.Header)
 		if len(h) == 0 {
 			break
 		}
 	}
 	return h
+}
+
+// keepShared takes out of h what other does not have.
+func keepShared(h, other Header) {
+	for name, value := range h {
+		if v, ok := other[name]; !ok || v != value {
+			delete(h, name)
+		}
+	}
 }
 
 func entryOf[T any](r Row) Entry[T] {

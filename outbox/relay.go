@@ -59,6 +59,14 @@ type Relay struct {
 // attached, a channel attached twice, one name attached as a Latest and as a
 // Journal channel, attachments of different stores, and options out of range.
 func NewRelay(o RelayOptions, as ...Attachment) (*Relay, error) {
+	r, err := newRelay(o, as...)
+	if err != nil {
+		return nil, fmt.Errorf("outbox: open relay: %w", err)
+	}
+	return r, nil
+}
+
+func newRelay(o RelayOptions, as ...Attachment) (*Relay, error) {
 	r := &Relay{o: o, gate: newGate(), asked: make(chan struct{}, 1)}
 	err := r.setOptions()
 	if err == nil && len(as) == 0 {
@@ -69,10 +77,7 @@ func NewRelay(o RelayOptions, as ...Attachment) (*Relay, error) {
 			err = r.attach(i, a)
 		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("outbox: open relay: %w", err)
-	}
-	return r, nil
+	return r, err
 }
 
 func (r *Relay) setOptions() error {
@@ -96,7 +101,7 @@ func (r *Relay) attach(i int, a Attachment) error {
 		return fmt.Errorf("attachment %d: %w", i+1, err)
 	}
 	name := src.channel()
-	o, err := src.options().withDefaults()
+	o, err := src.options()
 	if err != nil {
 		return fmt.Errorf("channel %q: %w", name.Name, err)
 	}

@@ -167,6 +167,9 @@ func (r *Relay) run(ctx context.Context) error {
 	for _, c := range r.channels {
 		c.reset()
 		n.wg.Go(func() { c.loop(n) })
+		if c.crew != nil && c.crew.policy.keep {
+			n.wg.Go(func() { c.purge(n) })
+		}
 	}
 	n.wg.Go(n.poll)
 	r.log.Info("outbox: relay started", "channels", r.names())

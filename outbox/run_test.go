@@ -476,7 +476,9 @@ type otherSystem struct {
 func (o otherSystem) attach() (source, error) { return o, nil }
 func (o otherSystem) channel() Channel        { return Channel{SystemJournal, o.name} }
 func (o otherSystem) store() RelayStore       { return o.s }
-func (o otherSystem) options() PublishOptions { return PublishOptions{} }
+func (o otherSystem) options() (PublishOptions, error) {
+	return PublishOptions{}.withDefaults()
+}
 
 func TestErrorsOfARunStayReachable(t *testing.T) {
 	bubble(t, func(t *testing.T) {

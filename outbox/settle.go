@@ -16,6 +16,7 @@ const (
 // A tally counts what became of the rows of a batch.
 type tally struct {
 	published, retried, released int
+	dead, unknown                int
 	superseded, lost, left       int
 	err                          error // why rows were left
 }
@@ -24,6 +25,8 @@ func (t *tally) add(u tally) {
 	t.published += u.published
 	t.retried += u.retried
 	t.released += u.released
+	t.dead += u.dead
+	t.unknown += u.unknown
 	t.superseded += u.superseded
 	t.lost += u.lost
 	t.left += u.left
@@ -108,6 +111,10 @@ func (t *tally) count(o Outcome, res Result) {
 		t.retried++
 	case OutcomeRelease:
 		t.released++
+	case OutcomeDead:
+		t.dead++
+	case OutcomeUnknown:
+		t.unknown++
 	}
 }
 

@@ -13,7 +13,7 @@ type Attachment interface {
 type source interface {
 	channel() Channel
 	store() RelayStore
-	options() PublishOptions // as given
+	options() (PublishOptions, error) // checked, with defaults
 	// claim leases rows of the channel.
 	claim(ctx context.Context, c Claim) (Claimed, error)
 	// prepare makes rows ready for one call of the user's function.

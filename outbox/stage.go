@@ -96,7 +96,7 @@ func (l *Latest[T]) stageRows(ctx context.Context, tx Tx, rows []StageRow) ([]Ve
 	}
 	staged := make([]Version, 0, len(sorted))
 	for len(sorted) > 0 {
-		n := chunkLen(sorted)
+		n := chunkLen(sorted, func(r *StageRow) int { return len(r.Payload) })
 		vs, err := l.stageChunk(ctx, tx, sorted[:n])
 		if err != nil {
 			return nil, err
@@ -110,11 +110,12 @@ func (l *Latest[T]) stageRows(ctx context.Context, tx Tx, rows []StageRow) ([]Ve
 	return vs, nil
 }
 
-func chunkLen(rows []StageRow) int {
-	size := 0
-	for i, r := range rows[:min(len(rows), stageChunkRows)] {
-		size += len(r.Payload)
-		if i > 0 && size > stageChunkBytes {
+// chunkLen is how many of rows one call is given.
+func chunkLen[R any](rows []R, size func(*R) int) int {
+	sum := 0
+	for i := range rows[:min(len(rows), stageChunkRows)] {
+		sum += size(&rows[i])
+		if i > 0 && sum > stageChunkBytes {
 			return i
 		}
 	}

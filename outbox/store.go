@@ -31,13 +31,15 @@ type RelayStore interface {
 	// due, its attempts and last error are its own, and the result is
 	// Superseded. The same settlement again is Done (or Superseded, where it
 	// was); another outcome for a lease that has ended is Stale, with Again too.
+	// A message that was settled although its group is locked by a Put is Busy:
+	// settle it again, with Again, until the group is let go too.
 	Settle(ctx context.Context, ch Channel, ss []Settlement) ([]Result, error)
 
 	// Extend lets the leases of rows, all of one channel, end d from now, and
 	// returns a result for each in their order: Done, Stale or Busy. Only the
 	// token counts: a row staged again meanwhile stays leased. A lease that
 	// lapsed and that nobody took since is extended too; one that was settled
-	// is Stale.
+	// is Stale, and so is that of a message whose group somebody took since.
 	Extend(ctx context.Context, ch Channel, rows []Row, d time.Duration) ([]Result, error)
 
 	// Outage records that the destination of a channel is down (down true), or
@@ -102,6 +104,8 @@ type Claim struct {
 	Limit   int           // at least 1
 	Lease   time.Duration // how long they are held, from now
 	Full    bool          // look at every row, also below where earlier claims have left off
+	// SkipEnded: a dead or unknown message does not block its group. ClaimMessages only.
+	SkipEnded bool
 }
 
 // Claimed is the answer: no rows where nothing is due or the channel is paused.
@@ -112,9 +116,10 @@ type Claimed struct {
 	Probe bool
 }
 
-// Row is a row as a store returns it. ID names it in Settle and Extend.
+// Row is a row as a store returns it. Its key, with version and token, names
+// it in Settle and Extend.
 type Row struct {
-	ID         int64
+	ID         int64 // where the store last saw the row, for a quicker way to it; 0: anywhere
 	Key        string
 	Version    Version
 	Token      Token
@@ -127,15 +132,25 @@ type Row struct {
 	LeaseUntil time.Time // zero: not leased
 	LastError  string
 	Broken     error // why the stored row cannot be read, its headers say; such a row is never published
+
+	// Of messages only. StagedAt is when they were put.
+	Group       string
+	State       State
+	Ambiguous   bool      // claimed after its lease had lapsed: perhaps sent
+	CompletedAt time.Time // when it became sent, dead or unknown; zero: it is open
+	Ref         string    // of the send that worked
+	Code        string    // of the last error
 }
 
 // An Outcome is what a settlement makes of a row.
 type Outcome uint8
 
 const (
-	OutcomeDone    Outcome = iota + 1 // published: the row goes
+	OutcomeDone    Outcome = iota + 1 // published: the row goes (a message with Keep becomes sent)
 	OutcomeRetry                      // due again in Delay, with Error kept as the row's last
 	OutcomeRelease                    // the same, and the attempt is given back
+	OutcomeDead                       // messages only: ended, with Error
+	OutcomeUnknown                    // messages only: ended, nobody knows how
 )
 
 // Settlement ends one lease.
@@ -144,6 +159,10 @@ type Settlement struct {
 	Outcome Outcome
 	Delay   time.Duration // 0 or more
 	Error   string        // valid UTF-8 without NUL, at most MaxErrorText bytes
+	// Of messages: a Ref of a done one, a Code beside an Error, and whether a
+	// done one is kept, as sent, rather than deleted.
+	Ref, Code string
+	Keep      bool
 	// Again: an earlier Settle with this settlement may have taken effect
 	// although it returned an error, so a row that is gone counts as Done.
 	Again bool
@@ -190,6 +209,9 @@ type ChannelStats struct {
 	Due       int           // could be claimed now
 	Scheduled int           // due later: a backoff or BatchDelay
 	InFlight  int           // leased
+	Blocked   int           // groups of messages behind a dead or unknown one
+	Dead      int           // messages that ended so, until they are retried, discarded or purged
+	Unknown   int           // likewise
 	OldestDue time.Duration // how long the longest-waiting due row has been due; 0: none is
 	Attempt   int           // the highest, of a bounded sample of rows
 	LastError string        // of the row with that attempt

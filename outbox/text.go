@@ -32,12 +32,14 @@ func validText(what, s string, limit int) error {
 
 // ErrorText makes a text storable: valid UTF-8, no NUL, at most MaxErrorText
 // bytes.
-func ErrorText(s string) string {
+func ErrorText(s string) string { return shortText(s, MaxErrorText) }
+
+func shortText(s string, limit int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
-	if len(s) <= MaxErrorText {
+	if len(s) <= limit {
 		return s
 	}
-	cut := MaxErrorText - len("…")
+	cut := limit - len("…")
 	for !utf8.RuneStart(s[cut]) {
 		cut--
 	}

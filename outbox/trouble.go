@@ -57,10 +57,11 @@ const (
 	opSettle
 	opExtend
 	opOutage
+	opPurge
 	opCount
 )
 
-var opNames = [opCount]string{"check", "look", "claim", "settle", "extend", "report outage"}
+var opNames = [opCount]string{"check", "look", "claim", "settle", "extend", "report outage", "purge"}
 
 // A trouble follows one kind of call from its first failure to its recovery.
 type trouble struct {

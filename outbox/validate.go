@@ -9,12 +9,19 @@ const (
 	maxHeaderBytes    = 8 << 10
 	defaultMaxPayload = 1 << 20
 	maxBatchDelay     = 365 * 24 * time.Hour
+	maxPutDelay       = 10 * 365 * 24 * time.Hour
+	maxRetention      = maxPutDelay
+
+	minLease = 100 * time.Millisecond
+	maxLease = time.Hour
 )
 
 // reservedHeader starts the header names that are kept for this library.
 const reservedHeader = "outbox-"
 
 func checkKey(key string) error { return validText("key", key, maxKeyBytes) }
+
+func checkGroup(group string) error { return validText("group", group, maxKeyBytes) }
 
 func checkHeader(h Header) error {
 	size := 0
@@ -51,6 +58,15 @@ func checkRange(what string, d, low, high time.Duration) error {
 func checkCount(what string, n, high int) error {
 	if n < 1 || n > high {
 		return invalid("%s is %d, it must be between 1 and %d", what, n, high)
+	}
+	return nil
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

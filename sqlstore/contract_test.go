@@ -20,8 +20,8 @@ import (
 )
 
 // opener opens a store on a database of the test's own; clock may be nil.
-func opener(d dialect.Dialect, driver string, dsn func(t *testing.T) string, clock *outboxtest.Clock) func(*testing.T) (outbox.LatestStore, *sql.DB) {
-	return func(t *testing.T) (outbox.LatestStore, *sql.DB) {
+func opener(d dialect.Dialect, driver string, dsn func(t *testing.T) string, clock *outboxtest.Clock) func(*testing.T) (*sqlstore.Store, *sql.DB) {
+	return func(t *testing.T) (*sqlstore.Store, *sql.DB) {
 		db, err := sql.Open(driver, dsn(t))
 		require.NoError(t, err)
 		t.Cleanup(func() { db.Close() })
@@ -37,6 +37,23 @@ func opener(d dialect.Dialect, driver string, dsn func(t *testing.T) string, clo
 	}
 }
 
+// latest and journal are what the suites open.
+func latest(open func(*testing.T) (*sqlstore.Store, *sql.DB)) func(*testing.T) (outbox.LatestStore, *sql.DB) {
+	return func(t *testing.T) (outbox.LatestStore, *sql.DB) { return open(t) }
+}
+
+func journal(open func(*testing.T) (*sqlstore.Store, *sql.DB)) func(*testing.T) (outbox.JournalStore, *sql.DB) {
+	return func(t *testing.T) (outbox.JournalStore, *sql.DB) { return open(t) }
+}
+
+// corrupt makes the headers of a message unreadable.
+func corrupt(d dialect.Dialect) func(t *testing.T, db *sql.DB, channel, key string) {
+	return func(t *testing.T, db *sql.DB, channel, key string) {
+		_, err := db.Exec(d.Render(`UPDATE {t:messages} SET headers = '{"a":' WHERE channel = $1 AND key = $2`), channel, key)
+		require.NoError(t, err)
+	}
+}
+
 func pgDSN(t *testing.T) string { return pgtest.DSN(t) }
 
 func sqlite(db *sql.DB) bool { return fmt.Sprintf("%T", db.Driver()) == "*sqlite.Driver" }
@@ -49,7 +66,7 @@ func TestContractOnSQLite(t *testing.T) {
 	for name, clock := range clocks() {
 		t.Run(name, func(t *testing.T) {
 			open := opener(dialect.SQLite(), "sqlite", sqliteFile, clock)
-			outboxtest.LatestSuite{Open: open, Clock: clock, OneWriter: true}.Run(t)
+			outboxtest.LatestSuite{Open: latest(open), Clock: clock, OneWriter: true}.Run(t)
 		})
 	}
 }
@@ -61,7 +78,31 @@ func TestContractOnPostgres(t *testing.T) {
 	for name, clock := range clocks() {
 		t.Run(name, func(t *testing.T) {
 			open := opener(dialect.Postgres(), "pgx", pgDSN, clock)
-			outboxtest.LatestSuite{Open: open, Clock: clock}.Run(t)
+			outboxtest.LatestSuite{Open: latest(open), Clock: clock}.Run(t)
+		})
+	}
+}
+
+func TestJournalContractOnSQLite(t *testing.T) {
+	for name, clock := range clocks() {
+		if underRace && clock == nil {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			open := opener(dialect.SQLite(), "sqlite", sqliteFile, clock)
+			outboxtest.JournalSuite{Open: journal(open), Clock: clock, OneWriter: true, Corrupt: corrupt(dialect.SQLite())}.Run(t)
+		})
+	}
+}
+
+func TestJournalContractOnPostgres(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short leaves Postgres out")
+	}
+	for name, clock := range clocks() {
+		t.Run(name, func(t *testing.T) {
+			open := opener(dialect.Postgres(), "pgx", pgDSN, clock)
+			outboxtest.JournalSuite{Open: journal(open), Clock: clock, Corrupt: corrupt(dialect.Postgres())}.Run(t)
 		})
 	}
 }
@@ -81,7 +122,9 @@ func TestContractInEveryQueryMode(t *testing.T) {
 				u.RawQuery = q.Encode()
 				return u.String()
 			}
-			outboxtest.TestLatest(t, opener(dialect.Postgres(), "pgx", dsn, nil))
+			open := opener(dialect.Postgres(), "pgx", dsn, nil)
+			t.Run("latest", func(t *testing.T) { outboxtest.TestLatest(t, latest(open)) })
+			t.Run("journal", func(t *testing.T) { outboxtest.TestJournal(t, journal(open)) })
 		})
 	}
 }

@@ -17,7 +17,7 @@ import (
 // what they cost allows, and at least every five seconds.
 type cursor struct {
 	mu     sync.Mutex
-	bound  int64         // microseconds: due times below it wait for a full pass
+	bound  bounds        // due times below it wait for a full pass
 	passAt time.Time     // when the last full pass ended
 	cost   time.Duration // of that pass
 }
@@ -28,12 +28,16 @@ const (
 	passesShare   = 20 // full passes take at most 1/20 of the time
 )
 
+// bounds are lower bounds of due times, in microseconds: of rows, and of the
+// groups of messages, which take turns by times of their own.
+type bounds struct{ due, group int64 }
+
 // from returns where to scan from, and whether that is a full pass.
-func (c *cursor) from(full bool) (int64, bool) {
+func (c *cursor) from(full bool) (bounds, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if full || time.Since(c.passAt) >= min(passesShare*c.cost, passesAtLeast) {
-		return math.MinInt64, true // rows of a broken clock included
+		return bounds{math.MinInt64, math.MinInt64}, true // rows of a broken clock included
 	}
 	return c.bound, false
 }
@@ -42,7 +46,14 @@ func (c *cursor) from(full bool) (int64, bool) {
 func (c *cursor) claimed(due int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.bound = max(due, 0) - cursorSlack
+	c.bound.due = max(due, 0) - cursorSlack
+}
+
+// reached does so for the last due time of a group claimed.
+func (c *cursor) reached(due int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.bound.group = max(due, 0) - cursorSlack
 }
 
 // passed notes a full pass and what it cost.

@@ -209,7 +209,7 @@ func (s *Store) DiscardRow(ctx context.Context, channel, key string, v outbox.Ve
 func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, error) {
 	cursor := s.cursors.of(outbox.Channel{System: outbox.SystemLatest, Name: c.Channel})
 	from, full := cursor.from(c.Full)
-	claim := dialect.Claim{Channel: c.Channel, Limit: c.Limit, Lease: micros(c.Lease), From: from}
+	claim := dialect.Claim{Channel: c.Channel, Limit: c.Limit, Lease: micros(c.Lease), From: from.due}
 	var claimed outbox.Claimed
 	start := time.Now()
 	scan := func(rows *sql.Rows) error {

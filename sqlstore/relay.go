@@ -22,11 +22,13 @@ func (s *Store) Look(ctx context.Context, channels []outbox.Channel) ([]outbox.L
 	if n == 0 {
 		return nil, nil
 	}
-	ask := dialect.Look{Systems: make([]int16, n), Names: make([]string, n), Froms: make([]int64, n)}
+	ask := dialect.Look{Systems: make([]int16, n), Names: make([]string, n), Froms: make([]int64, n), FromGroups: make([]int64, n)}
 	full := make([]bool, n)
 	for i, ch := range channels {
 		ask.Systems[i], ask.Names[i] = int16(ch.System), ch.Name
-		ask.Froms[i], full[i] = s.cursors.of(ch).from(false)
+		var from bounds
+		from, full[i] = s.cursors.of(ch).from(false)
+		ask.Froms[i], ask.FromGroups[i] = from.due, from.group
 	}
 	looks := make([]outbox.Look, 0, n)
 	start := time.Now()
@@ -60,6 +62,9 @@ func (s *Store) Look(ctx context.Context, channels []outbox.Channel) ([]outbox.L
 
 // Settle implements outbox.RelayStore.
 func (s *Store) Settle(ctx context.Context, ch outbox.Channel, ss []outbox.Settlement) ([]outbox.Result, error) {
+	if ch.System == outbox.SystemJournal {
+		return s.settleMessages(ctx, nil, ch.Name, ss)
+	}
 	n := len(ss)
 	if n == 0 {
 		return nil, nil
@@ -97,6 +102,9 @@ func (s *Store) Settle(ctx context.Context, ch outbox.Channel, ss []outbox.Settl
 
 // Extend implements outbox.RelayStore.
 func (s *Store) Extend(ctx context.Context, ch outbox.Channel, rows []outbox.Row, d time.Duration) ([]outbox.Result, error) {
+	if ch.System == outbox.SystemJournal {
+		return s.extendMessages(ctx, nil, ch.Name, rows, d)
+	}
 	n := len(rows)
 	if n == 0 {
 		return nil, nil
@@ -141,7 +149,7 @@ func (s *Store) Stats(ctx context.Context) ([]outbox.ChannelStats, error) {
 		var c outbox.ChannelStats
 		var age, paused int64
 		err := rows.Scan(&c.Channel.System, &c.Channel.Name, &c.Due, &c.Scheduled, &c.InFlight,
-			&age, &c.Attempt, &c.LastError, &paused, &c.Outage, &c.Reason)
+			&c.Blocked, &c.Dead, &c.Unknown, &age, &c.Attempt, &c.LastError, &paused, &c.Outage, &c.Reason)
 		if err != nil {
 			return fmt.Errorf("scan: %w", err)
 		}

@@ -17,12 +17,12 @@ import (
 func on(t *testing.T, test func(t *testing.T, s *sqlstore.Store, db *sql.DB)) {
 	t.Run("sqlite", func(t *testing.T) {
 		s, db := opener(dialect.SQLite(), "sqlite", sqliteFile, nil)(t)
-		test(t, s.(*sqlstore.Store), db)
+		test(t, s, db)
 	})
 	if !testing.Short() {
 		t.Run("postgres", func(t *testing.T) {
 			s, db := opener(dialect.Postgres(), "pgx", pgDSN, nil)(t)
-			test(t, s.(*sqlstore.Store), db)
+			test(t, s, db)
 		})
 	}
 }
@@ -71,7 +71,7 @@ func TestG8LostCommitIsUnknown(t *testing.T) {
 		t.Skip("-short leaves Postgres out")
 	}
 	open, db := opener(dialect.Postgres(), "pgx", pgDSN, nil)(t)
-	s := open.(*sqlstore.Store)
+	s := open
 	_, err := db.Exec(`
 		CREATE TABLE slow (id int PRIMARY KEY);
 		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';

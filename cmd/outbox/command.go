@@ -25,16 +25,17 @@ func (a *app) command() *cli.Command {
 		Name:        "outbox",
 		Usage:       "install, watch and operate a transactional outbox in Postgres or SQLite",
 		Description: description,
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "dsn", Usage: "the `database`; defaults to $OUTBOX_DSN"},
-			&cli.StringFlag{Name: "schema", Usage: "`schema` of the outbox's tables; defaults to public (SQLite: main)"},
-			&cli.StringFlag{Name: "prefix", Usage: "`prefix` of the names of its tables", Value: "outbox_"},
-			&cli.DurationFlag{Name: "timeout", Usage: "give up after this `duration`, 0: never; migrate up and down take it only if given", Value: 30 * time.Second},
-		},
+		Flags:       rootFlags(),
 		Commands: []*cli.Command{
 			a.demoCommand(),
 			a.migrateCommand(),
 			a.statsCommand(),
+			a.listCommand(),
+			a.showCommand(),
+			a.retryCommand(),
+			a.discardCommand(),
+			a.resolveCommand(),
+			a.purgeCommand(),
 			a.doctorCommand(),
 			a.pauseCommand(),
 			a.resumeCommand(),
@@ -49,7 +50,23 @@ func (a *app) command() *cli.Command {
 		ExitErrHandler:        func(context.Context, *cli.Command, error) {}, // run prints errors and exits
 	}
 	prepare(root)
+	root.Action = func(ctx context.Context, c *cli.Command) error {
+		if c.Bool("version") {
+			return a.version(ctx, c)
+		}
+		return group(ctx, c)
+	}
 	return root
+}
+
+func rootFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "dsn", Usage: "the `database`; defaults to $OUTBOX_DSN"},
+		&cli.StringFlag{Name: "schema", Usage: "`schema` of the outbox's tables; defaults to public (SQLite: main)"},
+		&cli.StringFlag{Name: "prefix", Usage: "`prefix` of the names of its tables", Value: "outbox_"},
+		&durationFlag{Name: "timeout", Usage: "give up after this `duration`, 0: never; migrations, and work on many messages, take it only if given", Value: 30 * time.Second},
+		&cli.BoolFlag{Name: "version", Local: true, Usage: "do as outbox version"},
+	}
 }
 
 // prepare makes every command tell what is wrong with its arguments as a
@@ -119,10 +136,10 @@ func helpFor(c *cli.Command, args []string) string {
 }
 
 // checkArgs compares the arguments of a command with the names of those that
-// it needs: "CHANNEL".
+// it takes: "CHANNEL" is needed, "[KEY]" is not.
 func checkArgs(c *cli.Command, names []string) error {
 	switch given := c.Args(); {
-	case given.Len() < len(names):
+	case given.Len() < len(names) && !strings.HasPrefix(names[given.Len()], "["):
 		return usagef("%s%s is missing", said(c), names[given.Len()])
 	case given.Len() > len(names) && len(names) == 0:
 		return usagef("%stakes no argument, but was given %s; a database is named by --dsn", said(c), quote(given.First()))

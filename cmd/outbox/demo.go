@@ -17,15 +17,16 @@ import (
 func (a *app) demoCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "demo",
-		Usage: "see an outbox at work: failing sinks, killed processes, and a sink that is right in the end",
-		Description: "A shop changes its orders; in the same transactions it stages their states for a search index, which a relay, in a\n" +
-			"process of its own, keeps up to date. On the way the relay is killed, the index is down, and the network repeats itself.\n" +
-			"At the end shop and index are compared row by row: exit code 1 if anything was lost, went back, or is left.\n" +
+		Usage: "see an outbox at work: failing sinks, killed processes, lost answers, and all of it right in the end",
+		Description: "A shop changes its orders; in the same transactions it stages their states for a search index, and puts mails to\n" +
+			"their customers. A relay, in a process of its own, publishes and sends them. On the way the relay is killed, the index is\n" +
+			"down, the network repeats itself, and mails are refused or go unanswered. At the end all is compared, row by row: exit\n" +
+			"code 1 if anything was lost, went back, was sent twice, or is left.\n" +
 			"\n" +
 			"It uses SQLite in a temporary folder, or the database that --dsn names (OUTBOX_DSN does not count here): on Postgres a\n" +
 			"schema of its own, on SQLite a new file. It never works on what exists already, and removes what it has made.",
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "duration", Value: 8 * time.Second, Usage: "about how long it takes: a `duration` from 1s to 1h"},
+			&durationFlag{Name: "duration", Value: 8 * time.Second, Usage: "about how long it takes: a `duration` from 1s to 1h"},
 			&cli.IntFlag{Name: "orders", Value: 200, Usage: "`number` of orders, 1 to 100000; each is changed about six times"},
 			&cli.Uint64Flag{Name: "seed", DefaultText: "random", Usage: "`number` from which the shop's transactions follow"},
 			&cli.BoolFlag{Name: "keep", Usage: "do not remove the databases at the end"},
@@ -110,9 +111,11 @@ type demo struct {
 	story         *story
 	beforeCompare func(context.Context, *site) error
 
-	shop   *shop
-	index  *index
-	relays *relays
+	shop    *shop
+	index   *index
+	mailer  *mailer
+	relays  *relays
+	retried int // mails, by hand
 }
 
 // run tells the story and returns what came of it. An error means that it
@@ -125,6 +128,7 @@ func (d *demo) run(ctx context.Context) (_ *summary, err error) {
 		return nil, err
 	}
 	defer d.index.close()
+	defer d.mailer.server.Close()
 	defer d.relays.close()
 	d.introduce()
 	if err := d.relays.start(); err != nil {
@@ -172,10 +176,14 @@ func (d *demo) open(fail context.CancelCauseFunc) (err error) {
 	if d.index, err = openIndex(d.site, d.o.seed); err != nil {
 		return err
 	}
+	if d.mailer, err = openMailer(d.story, d.o.seed, orderID(0)); err != nil {
+		d.index.close()
+		return err
+	}
 	d.relays = &relays{
 		spec: relaySpec{
 			DSN: d.site.dsn, Schema: d.site.d.Schema(), Prefix: d.site.d.Prefix(),
-			Index: d.index.url, Lease: demoLease,
+			Index: d.index.url, Mailer: d.mailer.url, Lease: demoLease,
 		},
 		story: d.story, fail: fail,
 	}
@@ -184,17 +192,19 @@ func (d *demo) open(fail context.CancelCauseFunc) (err error) {
 
 func (d *demo) introduce() {
 	d.story.text("An outbox makes \"commit to the database\" and \"tell someone else\" one act. Here a shop keeps orders in a",
-		"database, and a search index must end up with the newest state of each, whatever goes wrong between.", "")
+		"database. A search index must end up with the newest state of each, and its customer must get a mail about",
+		"every change, once, whatever goes wrong between.", "")
 	d.story.fact("shop", "%s: orders, and the outbox beside them", d.site.shopLabel)
 	d.story.fact("index", "%s: behind HTTP; it keeps the highest version of each order", d.site.indexLabel)
-	d.story.fact("relay", "a process of its own, that takes from the outbox and calls the index")
+	d.story.fact("mail", "a provider behind HTTP; it can be asked whether it has taken a mail")
+	d.story.fact("relay", "a process of its own, that takes from the outbox and calls index and mail provider")
 	d.story.fact("seed", "%d (the same orders again: --seed %d --orders %d)", d.o.seed, d.o.seed, d.o.orders)
 	d.story.text("")
 }
 
 // tick shows how far things are.
 func (d *demo) tick(ctx context.Context) {
-	t := time.NewTicker(200 * time.Millisecond)
+	t := time.NewTicker(250 * time.Millisecond)
 	defer t.Stop()
 	for {
 		select {
@@ -203,7 +213,7 @@ func (d *demo) tick(ctx context.Context) {
 		case <-t.C:
 		}
 		if waiting, err := d.site.waiting(ctx); err == nil {
-			d.story.progress(d.shop.ended(), waiting)
+			d.story.progress(d.shop.ended(), waiting+d.unsent())
 		}
 	}
 }

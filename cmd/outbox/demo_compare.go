@@ -14,27 +14,28 @@ import (
 
 // summary is what came of the demo.
 type summary struct {
-	Seed         uint64   `json:"seed"`
-	Database     string   `json:"database"`
-	Transactions int      `json:"transactions"`
-	Committed    int      `json:"committed"` // each staged one state
-	RolledBack   int      `json:"rolled_back"`
-	Tombstones   int      `json:"tombstones"` // among those committed
-	Published    int      `json:"published"`  // states that reached the index
-	Superseded   int      `json:"superseded"` // replaced by a newer one while they waited, never sent
-	Duplicates   int      `json:"duplicates"` // sent again, and recognised
-	Outdated     int      `json:"outdated"`   // came after a newer one, and were refused
-	Refused      int      `json:"refused"`    // by the index at random, and tried again
-	Failed       int      `json:"failed_requests"`
-	Repeated     int      `json:"repeated_requests"`
-	Kills        int      `json:"relay_kills"`
-	DelayMedian  float64  `json:"delay_median_seconds"` // from commit to index
-	DelayMost    float64  `json:"delay_most_seconds"`
-	Waiting      int      `json:"waiting"` // entries left in the outbox
-	Live         int      `json:"orders_equal"`
-	Gone         int      `json:"orders_gone"` // cancelled, with a tombstone in the index
-	Problems     []string `json:"problems"`
-	Converged    bool     `json:"converged"`
+	Seed         uint64      `json:"seed"`
+	Database     string      `json:"database"`
+	Transactions int         `json:"transactions"`
+	Committed    int         `json:"committed"` // each staged one state
+	RolledBack   int         `json:"rolled_back"`
+	Tombstones   int         `json:"tombstones"` // among those committed
+	Published    int         `json:"published"`  // states that reached the index
+	Superseded   int         `json:"superseded"` // replaced by a newer one while they waited, never sent
+	Duplicates   int         `json:"duplicates"` // sent again, and recognised
+	Outdated     int         `json:"outdated"`   // came after a newer one, and were refused
+	Refused      int         `json:"refused"`    // by the index at random, and tried again
+	Failed       int         `json:"failed_requests"`
+	Repeated     int         `json:"repeated_requests"`
+	Kills        int         `json:"relay_kills"`
+	DelayMedian  float64     `json:"delay_median_seconds"` // from commit to index
+	DelayMost    float64     `json:"delay_most_seconds"`
+	Waiting      int         `json:"waiting"` // entries left in the outbox
+	Live         int         `json:"orders_equal"`
+	Gone         int         `json:"orders_gone"` // cancelled, with a tombstone in the index
+	Mails        mailSummary `json:"mails"`
+	Problems     []string    `json:"problems"`
+	Converged    bool        `json:"converged"`
 }
 
 func (d *demo) summarise(waiting int) *summary {
@@ -116,7 +117,6 @@ func (d *demo) compare(ctx context.Context, sum *summary) error {
 			sum.problem("%s: in the index, although the shop never had it", id)
 		}
 	}
-	slices.Sort(sum.Problems)
 	return nil
 }
 
@@ -187,21 +187,23 @@ func (s *summary) print(w io.Writer) {
 		return time.Duration(f * float64(time.Second)).Round(time.Millisecond).String()
 	}
 	fmt.Fprintln(w)
-	line("transactions committed", s.Committed, fmt.Sprintf("each staged one state; %s say that an order is gone", number(s.Tombstones)))
-	line("transactions rolled back", s.RolledBack, "their states were never published")
+	line("transactions committed", s.Committed, fmt.Sprintf("each staged one state and put one mail; %s say that an order is gone", number(s.Tombstones)))
+	line("transactions rolled back", s.RolledBack, "their states were never published, their mails never sent")
+	line("relay processes killed", s.Kills, "")
+	fmt.Fprintln(w, "\nthe newest state of each order, in the index")
 	line("states published", s.Published, fmt.Sprintf("%s after the commit in the median, %s at most", seconds(s.DelayMedian), seconds(s.DelayMost)))
 	line("states superseded", s.Superseded, "a newer one came first, so never sent: right for state, wrong for events")
 	line("duplicates", s.Duplicates, "sent again after a kill, or repeated by the network: no harm")
 	line("outdated", s.Outdated, "came after a newer version, and the index refused them")
 	line("refused one by one", s.Refused, "by the index, at random; tried again")
 	line("requests failed", s.Failed, "while the index was down or broken; tried again")
-	line("relay processes killed", s.Kills, "")
 	line("entries left in the outbox", s.Waiting, "")
 	line("orders equal in both", s.Live, "")
 	line("orders gone in both", s.Gone, "cancelled; the index keeps a tombstone of each")
+	s.Mails.print(w, line)
 	fmt.Fprintln(w)
 	if s.Converged {
-		fmt.Fprintln(w, "Converged: the index has the newest state of every order, and nothing else.")
+		fmt.Fprintln(w, "Converged: the index has the newest state of every order, and every mail was sent once, in order. Nothing else was.")
 		return
 	}
 	const most = 20

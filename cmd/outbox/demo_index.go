@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	mrand "math/rand/v2"
-	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -91,21 +89,13 @@ type strike struct {
 }
 
 func openIndex(s *site, seed uint64) (*index, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("listen for the index: %w", err)
-	}
-	path := "/" + rand.Text() // so that only those who were told can write to it
 	x := &index{
-		sink: s.sink, url: "http://" + listener.Addr().String() + path,
-		rng: mrand.New(mrand.NewPCG(seed, 1<<32)),
+		sink: s.sink, rng: mrand.New(mrand.NewPCG(seed, 1<<32)),
 		log: deliveries{arrived: map[outbox.Version]time.Time{}, newest: map[string]posting{}},
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+path, x.replace)
-	x.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	go x.server.Serve(listener) // until close
-	return x, nil
+	var err error
+	x.url, x.server, err = serve(map[string]http.HandlerFunc{"POST": x.replace})
+	return x, err
 }
 
 func (x *index) close() {

@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/seed-2b36b211/sqloutbox/outbox"
 )
 
 const (
-	demoLease    = time.Second
+	demoLease    = 2 * time.Second
 	strikeWithin = 10 * time.Second // for the relay to call the index
 	drainWithin  = time.Minute
 	restartAfter = 300 * time.Millisecond
@@ -17,14 +20,17 @@ const (
 // shop's transactions rather than of time, so that a slow machine sees the
 // same story.
 func (d *demo) play(ctx context.Context) error {
-	d.story.say("shop", "%d clerks begin: %s transactions, each changes an order and stages its new state",
+	d.story.say("shop", "%d clerks begin: %s transactions, each changes an order, stages its new state and puts a mail",
 		len(d.shop.clerks), number(d.shop.total))
 	for _, act := range []struct {
 		at  float64
 		run func(context.Context) error
 	}{
+		{0.10, d.mailDies},
 		{0.20, d.killAfterIndex},
+		{0.30, d.mailUnanswered},
 		{0.40, d.indexDown},
+		{0.55, d.mailRetried},
 		{0.65, d.killBeforeIndex},
 		{0.85, d.indexBroken},
 		{1, d.shopClosed},
@@ -95,7 +101,8 @@ func (d *demo) shopClosed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.story.say("shop", "closed: %s transactions ended; %s still to be published", number(d.shop.total), entries(waiting))
+	d.story.say("shop", "closed: %s transactions ended; to be published: %s, mails to be sent: %s",
+		number(d.shop.total), entries(waiting), number(d.unsent()))
 	return nil
 }
 
@@ -104,19 +111,34 @@ func (d *demo) shopClosed(ctx context.Context) error {
 func (d *demo) drain(ctx context.Context) error {
 	deadline := time.Now().Add(drainWithin)
 	for time.Now().Before(deadline) {
-		waiting, err := d.site.waiting(ctx)
-		if err != nil {
+		if err := d.mailRetried(ctx); err != nil { // if it was too early before
 			return err
 		}
-		if waiting == 0 && d.index.quiet() {
-			return nil
+		done, err := d.drained(ctx)
+		if done || err != nil {
+			return err
 		}
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// drained reports whether nothing is left to be published or sent.
+func (d *demo) drained(ctx context.Context) (bool, error) {
+	waiting, err := d.site.waiting(ctx)
+	if err != nil || waiting > 0 || !d.index.quiet() {
+		return false, err
+	}
+	open, _, err := d.shop.mails.List(ctx, outbox.Filter{
+		States: []outbox.State{outbox.StatePending, outbox.StateFailed, outbox.StateSending}, Limit: 1,
+	})
+	return len(open) == 0, err
+}
+
+// unsent returns how many mails the mailer has yet to take.
+func (d *demo) unsent() int { return max(0, d.shop.mailsPut()-d.mailer.taken()) }
 
 // finish stops the relay and compares.
 func (d *demo) finish(ctx context.Context) (*summary, error) {
@@ -132,11 +154,16 @@ func (d *demo) finish(ctx context.Context) (*summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.story.say("demo", "comparing index and shop row by row")
+	d.story.say("demo", "comparing index and shop row by row, and journal and mailer mail by mail")
 	sum := d.summarise(waiting)
+	d.summariseMails(sum)
 	if err := d.compare(ctx, sum); err != nil {
 		return nil, fmt.Errorf("compare index and shop: %w", err)
 	}
+	if err := d.compareMails(ctx, sum); err != nil {
+		return nil, fmt.Errorf("compare journal and mailer: %w", err)
+	}
+	slices.Sort(sum.Problems)
 	sum.Converged = len(sum.Problems) == 0
 	return sum, nil
 }

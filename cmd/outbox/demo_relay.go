@@ -27,7 +27,8 @@ type relaySpec struct {
 	DSN    string        `json:"dsn"`
 	Schema string        `json:"schema"`
 	Prefix string        `json:"prefix"`
-	Index  string        `json:"index"` // URL
+	Index  string        `json:"index"`  // URL
+	Mailer string        `json:"mailer"` // URL
 	Lease  time.Duration `json:"lease"`
 }
 
@@ -89,7 +90,7 @@ func runRelay(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) er
 
 // relay is all that an application needs to run a relay.
 func (spec relaySpec) relay(ctx context.Context, s *session, stdout, stderr io.Writer) error {
-	orders, err := outbox.NewLatest(s.store, outbox.LatestOptions[order]{Channel: ordersChannel})
+	orders, mails, err := openChannels(s)
 	if err != nil {
 		return err
 	}
@@ -101,16 +102,21 @@ func (spec relaySpec) relay(ctx context.Context, s *session, stdout, stderr io.W
 			Observe:         tell(stdout),
 		},
 		orders.Publisher(spec.publish, outbox.PublishOptions{
-			Lease: spec.Lease,
-			Backoff: func(attempt int) time.Duration {
-				return min(time.Duration(attempt)*200*time.Millisecond, 2*time.Second)
-			},
+			Lease: spec.Lease, Backoff: demoBackoff,
+		}),
+		mails.Sender(spec.send, outbox.SendOptions{
+			Lease: spec.Lease, Backoff: demoBackoff,
+			OnUnknown: outbox.Park, Probe: spec.ask, // a mail is rather not sent than sent twice, and the mailer can be asked
 		}),
 	)
 	if err != nil {
 		return err
 	}
 	return relay.Run(ctx)
+}
+
+func demoBackoff(attempt int) time.Duration {
+	return min(time.Duration(attempt)*200*time.Millisecond, 2*time.Second)
 }
 
 // publish sends a batch to the index.

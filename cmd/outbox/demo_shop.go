@@ -34,6 +34,7 @@ type order struct {
 type shop struct {
 	site   *site
 	orders *outbox.Latest[order]
+	mails  *outbox.Journal
 	clerks []*clerk
 	total  int // transactions
 
@@ -47,25 +48,26 @@ type shop struct {
 type ledger struct {
 	commits    map[outbox.Version]time.Time // when each staged version was committed
 	newest     map[string]outbox.Version    // by order
+	mails      map[string]bool              // keys
 	rolledBack int
 	tombstones int
 	problems   []string
 }
 
 func newShop(s *site, o demoOptions) (*shop, error) {
-	orders, err := outbox.NewLatest(s.store, outbox.LatestOptions[order]{Channel: ordersChannel})
+	orders, mails, err := openChannels(s.session)
 	if err != nil {
 		return nil, err
 	}
 	sh := &shop{
-		site: s, orders: orders, moved: make(chan struct{}),
-		ledger: ledger{commits: map[outbox.Version]time.Time{}, newest: map[string]outbox.Version{}},
+		site: s, orders: orders, mails: mails, moved: make(chan struct{}),
+		ledger: ledger{commits: map[outbox.Version]time.Time{}, newest: map[string]outbox.Version{}, mails: map[string]bool{}},
 	}
 	n := min(clerkCount, o.orders)
 	for i := range n {
 		c := &clerk{shop: sh, rng: rand.New(rand.NewPCG(o.seed, uint64(i))), at: map[string]order{}}
 		for id := i; id < o.orders; id += n {
-			c.ids = append(c.ids, fmt.Sprintf("order-%05d", id+1))
+			c.ids = append(c.ids, orderID(id))
 		}
 		c.changes = changesPerOrder * len(c.ids)
 		c.every = time.Duration(workPart*float64(o.duration)) / time.Duration(c.changes)
@@ -73,6 +75,26 @@ func newShop(s *site, o demoOptions) (*shop, error) {
 		sh.total += c.changes
 	}
 	return sh, nil
+}
+
+// openChannels opens the two channels of the demo: the newest state of each
+// order, and every mail.
+func openChannels(s *session) (*outbox.Latest[order], *outbox.Journal, error) {
+	orders, err := outbox.NewLatest(s.store, outbox.LatestOptions[order]{Channel: ordersChannel})
+	if err != nil {
+		return nil, nil, err
+	}
+	mails, err := outbox.NewJournal(s.store, outbox.JournalOptions{Channel: mailsChannel})
+	return orders, mails, err
+}
+
+func orderID(i int) string { return fmt.Sprintf("order-%05d", i+1) }
+
+// mailsPut returns how many mails have been committed.
+func (s *shop) mailsPut() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.ledger.mails)
 }
 
 // ended returns how many transactions have been committed or rolled back.
@@ -182,8 +204,8 @@ var statuses = []string{"paid", "packed", "shipped", "delivered", "returned"}
 
 var errDeclined = errors.New("payment declined")
 
-// make runs one business transaction: the order's row and its state in the
-// outbox are written together, or not at all.
+// make runs one business transaction: the order's row, its state in the outbox
+// and a mail about it are written together, or not at all.
 func (s *shop) make(ctx context.Context, ch change) error {
 	var v outbox.Version
 	for {
@@ -195,6 +217,9 @@ func (s *shop) make(ctx context.Context, ch change) error {
 				v, err = s.orders.StageDelete(ctx, tx, ch.id)
 			} else {
 				v, err = s.orders.Stage(ctx, tx, ch.id, ch.to)
+			}
+			if err == nil {
+				err = s.putMail(ctx, tx, ch)
 			}
 			if err == nil && ch.declined {
 				err = errDeclined
@@ -208,6 +233,9 @@ func (s *shop) make(ctx context.Context, ch change) error {
 			continue
 		case err != nil:
 			return err
+		}
+		if v != 0 {
+			s.noteMail(ch.mail())
 		}
 		s.note(ch.id, v, ch.deletes)
 		return nil
@@ -227,4 +255,27 @@ func (s *shop) write(ctx context.Context, tx *sql.Tx, ch change) error {
 	}
 	_, err := tx.ExecContext(ctx, query, args...)
 	return err
+}
+
+func (ch change) mail() mail {
+	return mail{Order: ch.id, Revision: ch.to.Revision, Text: fmt.Sprintf("Your order %s is %s.", ch.id, ch.to.Status)}
+}
+
+// putMail puts the mail about a change into the journal.
+func (s *shop) putMail(ctx context.Context, tx *sql.Tx, ch change) error {
+	m, err := ch.mail().message()
+	if err != nil {
+		return err
+	}
+	put, err := s.mails.Put(ctx, tx, m)
+	if err == nil && !put.Created {
+		err = fmt.Errorf("mail %s was put before", m.Key)
+	}
+	return err
+}
+
+func (s *shop) noteMail(m mail) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ledger.mails[m.key()] = true
 }

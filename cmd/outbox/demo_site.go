@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-2b36b211/sqloutbox/migrations"
+	"github.com/seed-2b36b211/sqloutbox/outbox"
 	"github.com/seed-2b36b211/sqloutbox/sink"
 )
 
@@ -167,12 +168,14 @@ func (s *site) install(ctx context.Context) error {
 // orders is the shop's table.
 func (s *site) orders() string { return s.d.Ident(s.d.Schema()) + ".orders" }
 
-// waiting returns how many entries the outbox holds.
+// waiting returns how many entries wait to be published; mails are not counted.
 func (s *site) waiting(ctx context.Context) (int, error) {
 	stats, err := s.store.Stats(ctx)
 	n := 0
 	for _, st := range stats {
-		n += st.Due + st.Scheduled + st.InFlight
+		if st.Channel.System == outbox.SystemLatest {
+			n += st.Due + st.Scheduled + st.InFlight
+		}
 	}
 	return n, err
 }

@@ -24,7 +24,7 @@ import (
 )
 
 // quick makes a demo short.
-var quick = []string{"demo", "--duration", "2s", "--orders", "60", "--seed", "7"}
+var quick = []string{"demo", "--duration", "2s", "--orders", "30", "--seed", "7"}
 
 // requireSummary reads the JSON summary of a demo and checks what must hold in
 // every demo that was told to its end.
@@ -32,13 +32,19 @@ func requireSummary(t testing.TB, r result) summary {
 	t.Helper()
 	var sum summary
 	require.NoError(t, json.Unmarshal([]byte(r.stdout), &sum), r.stdout+r.stderr)
-	require.Equal(t, 360, sum.Transactions)
+	require.Equal(t, 180, sum.Transactions)
 	require.Equal(t, sum.Transactions, sum.Committed+sum.RolledBack)
 	require.Equal(t, sum.Committed, sum.Published+sum.Superseded)
 	require.Equal(t, 2, sum.Kills)
 	require.Positive(t, sum.RolledBack)
 	require.Positive(t, sum.Tombstones)
 	require.Positive(t, sum.Superseded)
+	m := sum.Mails
+	require.Equal(t, sum.Committed, m.Put)
+	require.Equal(t, mailSummary{Put: m.Put, Sent: m.Put, Journals: m.Put, Retried: 1, Refused: m.Refused, Bounced: m.Bounced, Asked: m.Asked}, m)
+	require.Positive(t, m.Refused)
+	require.Positive(t, m.Bounced)
+	require.Positive(t, m.Asked)
 	return sum
 }
 
@@ -50,9 +56,9 @@ func TestDemoConverges(t *testing.T) {
 		require.True(t, sum.Converged)
 		require.Empty(t, sum.Problems)
 		require.Zero(t, sum.Waiting)
-		require.Equal(t, 60, sum.Live+sum.Gone)
+		require.Equal(t, 30, sum.Live+sum.Gone)
 		require.Contains(t, r.stderr, "Converged: ")
-		require.Contains(t, r.stderr, "--seed 7 --orders 60")
+		require.Contains(t, r.stderr, "--seed 7 --orders 30")
 		require.Equal(t, 2, strings.Count(r.stderr, "(SIGKILL)"))
 	}
 	t.Run("sqlite", func(t *testing.T) {
@@ -125,10 +131,12 @@ func told(t *testing.T) *demo {
 	d := &demo{o: o, site: s, story: newStory(&bytes.Buffer{}, false)}
 	require.NoError(t, d.open(func(error) {}))
 	t.Cleanup(d.index.close)
-	spec := relaySpec{Index: d.index.url}
+	t.Cleanup(func() { d.mailer.server.Close() })
+	d.mailer.open()
+	spec := relaySpec{Index: d.index.url, Mailer: d.mailer.url}
 	relay, err := outbox.NewRelay(outbox.RelayOptions{Logger: slog.New(slog.DiscardHandler)}, d.shop.orders.Publisher(spec.publish, outbox.PublishOptions{
 		Backoff: func(int) time.Duration { return time.Millisecond },
-	}))
+	}), d.shop.mails.Sender(spec.send, outbox.SendOptions{OnUnknown: outbox.Park, Probe: spec.ask}))
 	require.NoError(t, err)
 	for _, c := range d.shop.clerks {
 		c.every = 0
@@ -139,9 +147,9 @@ func told(t *testing.T) *demo {
 	require.Eventually(t, func() bool {
 		_, err := relay.Flush(t.Context())
 		require.NoError(t, err)
-		waiting, err := s.waiting(t.Context())
+		done, err := d.drained(t.Context())
 		require.NoError(t, err)
-		return waiting == 0 && d.index.quiet()
+		return done
 	}, 10*time.Second, 5*time.Millisecond)
 	return d
 }
@@ -193,6 +201,7 @@ func TestDemoFindsEveryKindOfFault(t *testing.T) {
 			require.Empty(t, judge(t))
 		})
 	}
+	t.Run("mails", func(t *testing.T) { faultsOfMails(t, d, judge) })
 	t.Run("left", func(t *testing.T) {
 		require.NoError(t, d.shop.make(t.Context(), change{id: "order-y", to: order{Status: "placed", Revision: 1}}))
 		problems := judge(t)
@@ -241,7 +250,7 @@ func TestDemoRefusesWhatExists(t *testing.T) {
 	r := call(t, append(quick, "--dsn", path)...)
 	require.Equal(t, exitFailed, r.code)
 	require.Contains(t, r.stderr, "works in a new one only")
-	require.Contains(t, ok(t, "stats", "--dsn", path), "orders    1")
+	require.Regexp(t, `(?m)^orders +latest +1 `, ok(t, "stats", "--dsn", path))
 	if testing.Short() {
 		return
 	}
@@ -260,7 +269,7 @@ func TestDemoKeepsWhatItIsToldTo(t *testing.T) {
 	require.Contains(t, out, "kept: ")
 	_, dsn, found := strings.Cut(strings.TrimSpace(out), "to look: outbox stats --dsn ")
 	require.True(t, found)
-	require.Equal(t, "no entry waits and no channel is paused\n", ok(t, "stats", "--dsn", dsn))
+	require.Regexp(t, `^CHANNEL .*\nmails +journal +0 +0 +0 +- +0 +0 +0 +0 +open\n$`, ok(t, "stats", "--dsn", dsn))
 }
 
 // Ctrl-C in the middle leaves nothing behind, no process either.
@@ -308,11 +317,11 @@ func TestDemoShowsProgressOnATerminal(t *testing.T) {
 	production := filepath.Join(t.TempDir(), "app.db")
 	r := app{terminal: true, env: func(string) string { return production }}.call(t, quick...)
 	require.NoFileExists(t, production)
-	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Equal(t, exitOK, r.code, r.stdout+r.stderr)
 	require.Contains(t, r.stdout, "in the outbox; transactions")
-	require.Contains(t, r.stdout, "/360)")
+	require.Contains(t, r.stdout, "/180)")
 	require.NotContains(t, r.stdout, "so far")
-	require.True(t, strings.HasSuffix(r.stdout, "Converged: the index has the newest state of every order, and nothing else.\n"))
+	require.True(t, strings.HasSuffix(r.stdout, "Converged: the index has the newest state of every order, and every mail was sent once, in order. Nothing else was.\n"))
 }
 
 // A relay process that ends by itself ends the demo, with its reason.

@@ -181,14 +181,30 @@ func (d *diagnosis) channels(ctx context.Context, s *session) {
 		if st.Paused > 0 || st.Outage {
 			d.add("channels", "warning", "%s: %s; to have it go on at once: outbox resume %s", name, oneLine(state(st)), name)
 		} else if st.OldestDue > lateAfter && st.InFlight == 0 {
-			d.add("channels", "warning", "%s: %s entries are due, the oldest for %s, and none is in flight: does a relay serve it, and under this name?",
-				name, count(st.Due), age(st.OldestDue))
+			d.add("channels", "warning", "%s: %s %s are due, the oldest for %s, and none is in flight: does a relay serve it, and under this name?",
+				name, count(st.Due), rowsOf(st.Channel.System), age(st.OldestDue))
 		}
 		if st.Attempt >= manyAttempts {
-			d.add("channels", "warning", "%s: an entry has been tried %d times: %s", name, st.Attempt, oneLine(st.LastError))
+			d.add("channels", "warning", "%s: one of its %s has been tried %d times: %s", name, rowsOf(st.Channel.System), st.Attempt, oneLine(st.LastError))
 		}
+		d.ended(st, name)
 	}
 	if len(d.Checks) == before {
-		d.add("channels", "ok", "none is paused, and nothing has been due for longer than %s without being taken", lateAfter)
+		d.add("channels", "ok", "none is paused, no message is dead or unknown, and nothing has been due for longer than %s without being taken", lateAfter)
+	}
+}
+
+// ended tells of messages that wait for a person.
+func (d *diagnosis) ended(st outbox.ChannelStats, name string) {
+	if st.Dead > 0 {
+		d.add("channels", "warning", "%s: dead messages, which nothing sends any more: %s; to see them: outbox list --channel %s --state dead; then outbox retry or discard",
+			name, count(st.Dead), name)
+	}
+	if st.Unknown > 0 {
+		d.add("channels", "warning", "%s: messages of which nobody knows whether they were sent: %s; to see them: outbox list --channel %s --state unknown; then outbox resolve",
+			name, count(st.Unknown), name)
+	}
+	if st.Blocked > 0 {
+		d.add("channels", "warning", "%s: ordered groups that wait behind a dead or unknown message: %s", name, count(st.Blocked))
 	}
 }

@@ -220,6 +220,7 @@ const (
 	toOperate purpose = iota
 	toInstall         // a SQLite file may be created, and is put into WAL mode
 	toRemove
+	toAmend   // as toOperate, but it may take long
 	toExamine // a SQLite DSN is left as it is, to be judged
 )
 

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"strings"
 	"syscall"
 
 	"golang.org/x/term"
@@ -61,7 +62,7 @@ func (a app) run(ctx context.Context, args []string) int {
 	case err == nil:
 		return exitOK
 	case errors.As(err, &usage), errors.Is(err, outbox.ErrInvalid):
-		fmt.Fprintf(a.stderr, "outbox: %s\nSee %s.\n", redact(err.Error()), helpFor(c, args[1:]))
+		fmt.Fprintf(a.stderr, "outbox: %s\nSee %s.\n", textOf(err), helpFor(c, args[1:]))
 		return exitUsage
 	case ctx.Err() != nil:
 		fmt.Fprintln(a.stderr, "outbox: interrupted")
@@ -69,12 +70,15 @@ func (a app) run(ctx context.Context, args []string) int {
 	case errors.Is(err, errTold):
 		return exitFailed
 	}
-	fmt.Fprintf(a.stderr, "outbox: %s\n", redact(err.Error()))
+	fmt.Fprintf(a.stderr, "outbox: %s\n", textOf(err))
 	if errors.Is(err, outbox.ErrSchema) {
 		fmt.Fprintln(a.stderr, "See outbox migrate status, and outbox migrate up.")
 	}
 	return exitFailed
 }
+
+// textOf is the text of an error, which its package may have named already.
+func textOf(err error) string { return redact(strings.TrimPrefix(err.Error(), "outbox: ")) }
 
 // errTold: what is wrong has been printed already.
 var errTold = errors.New("problems were found")

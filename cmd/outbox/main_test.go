@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"fmt"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/seed-2b36b211/sqloutbox/dialect"
 	"github.com/seed-2b36b211/sqloutbox/internal/pgtest"
 	"github.com/seed-2b36b211/sqloutbox/outbox"
 )
@@ -127,6 +129,8 @@ func TestExitCodes(t *testing.T) {
 		{"stats --dsn DB", 0, ""},
 		{"--dsn DB stats", 0, ""},
 		{"version", 0, ""},
+		{"--version", 0, ""},
+		{"--version --dsn DB", 0, ""},
 		{"", 0, ""},
 		{"migrate", 0, ""},
 		{"stats", 2, "no database: give --dsn, or set OUTBOX_DSN\nSee outbox stats --help."},
@@ -143,6 +147,9 @@ func TestExitCodes(t *testing.T) {
 		{"pause --dsn DB orders --for 0s", 2, "pause: --for is 0s: outbox resume ends a pause"},
 		{"pause --dsn DB orders --for 900000h1s", 2, "not within 0 and 100 years"},
 		{"pause --dsn DB orders --for soon", 2, `invalid value "soon"`},
+		{"pause --dsn DB orders --for soon", 2, "not a duration such as 90s, 36h or 1d12h"},
+		{"pause --dsn DB orders --for 36501d", 2, "not within 0 and 100 years"},
+		{"stats --dsn DB --timeout 1d", 0, ""},
 		{"pause --dsn DB " + strings.Repeat("x", 129) + " --for 1h", 2, "over the limit of 128"},
 		{"resume --dsn DB one two", 2, `resume: takes only CHANNEL, but was also given "two"`},
 		{"stats --dsn MISSING", 1, "it does not exist; outbox migrate up would make it"},
@@ -151,6 +158,39 @@ func TestExitCodes(t *testing.T) {
 		{"stats --dsn DB --prefix other_", 1, "See outbox migrate status"},
 		{"fence --dsn DB --prefix other_", 1, "run the migrations"},
 		{"stats --dsn postgres://someone@127.0.0.1:1/app?sslmode=disable", 1, `connect to Postgres database "app"`},
+		{"list --dsn DB", 0, ""},
+		{"list --dsn DB --state gone", 2, `list: --state: `},
+		{"list --dsn DB --group=", 2, "list: --group is empty"},
+		{"list --dsn DB --limit 0", 2, "list: --limit is 0, not 1 to 10000"},
+		{"list --dsn DB --limit 5 --all", 2, "list: --all and --limit exclude each other"},
+		{"list --dsn DB --after ?", 2, "After is no cursor"},
+		{"list --dsn DB KEY", 2, `list: takes no argument, but was given "KEY"`},
+		{"list --dsn DB --channel=", 2, "list: --channel: "},
+		{"show --dsn DB", 2, "show: KEY is missing"},
+		{"show --dsn DB a b", 2, `show: takes only KEY, but was also given "b"`},
+		{"show --dsn DB a", 1, "not found: it was never put"},
+		{"retry --dsn DB", 2, "retry: which messages? Give KEY, a filter (--state, --group, --code), or --all"},
+		{"retry --dsn DB a --all", 2, "retry: give KEY or a filter, not both"},
+		{"retry --dsn DB a --state dead", 2, "retry: give KEY or a filter, not both"},
+		{"retry --dsn DB a b", 2, `retry: takes only [KEY], but was also given "b"`},
+		{"retry --dsn DB a", 1, "not found"},
+		{"retry --dsn DB --all", 0, ""},
+		{"discard --dsn DB", 2, "discard: which messages?"},
+		{"discard --dsn DB --all", 2, "discard: this cannot be undone: --yes confirms"},
+		{"discard --dsn DB --all --dry-run", 0, ""},
+		{"discard --dsn DB --all --yes", 0, ""},
+		{"resolve --dsn DB", 2, "resolve: KEY is missing"},
+		{"resolve --dsn DB a", 2, "resolve: what became of it? Give --sent REF, --not-sent or --dead"},
+		{"resolve --dsn DB a --dead --not-sent", 2, "resolve: give one of --sent REF, --not-sent and --dead, not several"},
+		{"resolve --dsn DB a --dead", 1, "not found"},
+		{"purge --dsn DB", 2, "purge: give one of --before TIME and --older-than DURATION"},
+		{"purge --dsn DB --before 2026-01-01 --older-than 1d", 2, "purge: give one of --before TIME and --older-than DURATION"},
+		{"purge --dsn DB --before yesterday", 2, `purge: --before is "yesterday": not a time such as 2006-01-02T15:04:05Z`},
+		{"purge --dsn DB --older-than 0s", 2, "purge: --older-than is 0s; it must be more than 0"},
+		{"purge --dsn DB --older-than 30d --state failed", 2, "purge: --state is failed: only sent, dead and unknown messages are purged; outbox discard deletes others"},
+		{"purge --dsn DB --older-than 30d", 2, "purge: this cannot be undone: --yes confirms"},
+		{"purge --dsn DB --older-than 30d --yes", 0, ""},
+		{"migrate down --dsn DB --drop-undelivered", 2, "migrate down: this cannot be undone: --yes confirms that you want to remove the outbox's tables"},
 		{"migrate sql", 2, "no database: give --dsn, or set OUTBOX_DSN; or give --dialect"},
 		{"migrate sql --dialect oracle", 2, `--dialect is "oracle"`},
 		{"demo --duration 1ms", 2, "demo: --duration is 1ms, not 1s to 1h"},
@@ -225,7 +265,8 @@ func TestHelpNeverShowsTheEnvironment(t *testing.T) {
 func TestVersionTellsSchemaAndGo(t *testing.T) {
 	var b build
 	okJSON(t, &b, "version")
-	require.Equal(t, 1, b.Schema)
+	require.Equal(t, dialect.SchemaVersion, b.Schema)
 	require.NotEmpty(t, b.Go)
-	require.Contains(t, ok(t, "version"), "schema 1")
+	require.Contains(t, ok(t, "version"), fmt.Sprintf("schema %d", dialect.SchemaVersion))
+	require.Equal(t, ok(t, "version"), ok(t, "--version"))
 }

@@ -27,12 +27,12 @@ func (a *app) migrateCommand() *cli.Command {
 			},
 			{
 				Name:  "down",
-				Usage: "remove the tables; refuses while entries wait to be published",
+				Usage: "remove the tables; refuses while anything waits to be published or sent",
 				Description: "Stop the relays and whatever stages first. On a terminal it asks before it removes anything.\n" +
 					"A later installation goes on with greater versions, so that sinks keep working.",
 				Flags: []cli.Flag{
-					&cli.BoolFlag{Name: "drop-undelivered", Usage: "remove entries that wait to be published too: they are lost"},
-					&cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Usage: "do not ask"},
+					&cli.BoolFlag{Name: "drop-undelivered", Usage: "remove what waits to be published or sent too: it is lost; needs --yes where nobody can be asked"},
+					yesFlag(),
 				},
 				Action: a.migrateDown,
 			},
@@ -86,17 +86,19 @@ func (a *app) migrateDown(ctx context.Context, c *cli.Command) error {
 			fmt.Fprintf(a.stdout, "nothing to do: no outbox is installed in %s (%s)\n", s.label, where(s.d))
 			return nil
 		}
-		question := fmt.Sprintf("Remove the outbox's tables from %s (%s)", s.label, where(s.d))
+		what := fmt.Sprintf("remove the outbox's tables from %s (%s)", s.label, where(s.d))
 		if drop {
-			question += ", with all entries that wait to be published"
+			what += ", with all that waits to be published or sent"
 		}
-		if !c.Bool("yes") && !a.agrees(question+"?") {
-			return errors.New("nothing was removed: not confirmed")
+		if drop || a.asks { // a script has said what it wants, unless something is lost by it
+			if err := a.confirmed(c, what); err != nil {
+				return err
+			}
 		}
 		err = migrations.Down(ctx, s.db, s.d, drop)
 		var undelivered *migrations.UndeliveredError
 		if errors.As(err, &undelivered) {
-			return fmt.Errorf("%w; outbox stats shows them, --drop-undelivered removes them", err)
+			return fmt.Errorf("%w; outbox stats counts them, --drop-undelivered removes them", err)
 		}
 		if err != nil {
 			return err
@@ -106,12 +108,8 @@ func (a *app) migrateDown(ctx context.Context, c *cli.Command) error {
 	})
 }
 
-// agrees asks a person. Where there is none to be asked, the answer is yes:
-// scripts have said what they want.
+// agrees asks a person.
 func (a *app) agrees(question string) bool {
-	if !a.asks {
-		return true
-	}
 	fmt.Fprintf(a.stderr, "%s [y/N] ", question)
 	answer, err := bufio.NewReader(a.stdin).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {

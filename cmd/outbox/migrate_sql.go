@@ -26,7 +26,7 @@ func (a *app) migrateSQLCommand() *cli.Command {
 			&cli.StringFlag{Name: "dialect", Usage: "`name`: postgres or sqlite; defaults to that of the DSN"},
 			&cli.BoolFlag{Name: "down", Usage: "print what removes the tables"},
 			&cli.BoolFlag{Name: "goose", Usage: "keep goose's annotations, with both directions in one file"},
-			&cli.StringFlag{Name: "dir", Usage: "write files into this `directory` instead; none is overwritten"},
+			&cli.StringFlag{Name: "dir", Usage: "write files into this `directory` instead, which is made if need be; no file is overwritten"},
 		},
 		Action: a.migrateSQL,
 	}
@@ -47,6 +47,11 @@ func (a *app) migrateSQL(_ context.Context, c *cli.Command) error {
 	names, err := fs.Glob(files, "*.sql")
 	if err != nil {
 		return err
+	}
+	if dir := c.String("dir"); dir != "" {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("write migrations: %w", err)
+		}
 	}
 	if c.Bool("down") { // the last step first
 		slices.Reverse(names)

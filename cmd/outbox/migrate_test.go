@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/seed-2b36b211/sqloutbox/dialect"
+	"github.com/seed-2b36b211/sqloutbox/outbox"
 )
 
 // status is the output of migrate status --json.
@@ -18,15 +21,17 @@ type status struct {
 func TestMigrateInstallsAndRemoves(t *testing.T) {
 	onBoth(t, func(t *testing.T, dsn string) {
 		out := ok(t, "migrate", "up", "--dsn", dsn)
-		require.Contains(t, out, "applied 0001_latest.sql\nthe outbox is installed in ")
+		require.Contains(t, out, "applied 0001_latest.sql\napplied 0002_journal.sql\nthe outbox is installed in ")
 		require.Contains(t, ok(t, "migrate", "up", "--dsn", dsn), "nothing to do\n")
 		var s status
 		okJSON(t, &s, "migrate", "status", "--dsn", dsn)
-		require.Equal(t, 1, s.Needed)
-		require.Len(t, s.Steps, 1)
-		require.True(t, s.Steps[0].Applied)
-		require.NotNil(t, s.Steps[0].AppliedAt)
-		require.Contains(t, ok(t, "migrate", "status", "--dsn", dsn), "0001_latest.sql   applied 2")
+		require.Equal(t, dialect.SchemaVersion, s.Needed)
+		require.Len(t, s.Steps, dialect.SchemaVersion)
+		for _, step := range s.Steps {
+			require.True(t, step.Applied)
+			require.NotNil(t, step.AppliedAt)
+		}
+		require.Contains(t, ok(t, "migrate", "status", "--dsn", dsn), "0001_latest.sql    applied 2")
 
 		require.Contains(t, ok(t, "migrate", "down", "--dsn", dsn), "tables are removed")
 		require.Contains(t, ok(t, "migrate", "down", "--dsn", dsn), "nothing to do: no outbox is installed")
@@ -47,8 +52,23 @@ func TestMigrateDownRefusesToLoseEntries(t *testing.T) {
 		require.Contains(t, r.stderr, "holds 2 undelivered rows")
 		require.Contains(t, r.stderr, "--drop-undelivered removes them")
 		require.Empty(t, r.stdout)
-		require.Contains(t, ok(t, "stats", "--dsn", dsn), "orders    2")
-		ok(t, "migrate", "down", "--drop-undelivered", "--dsn", dsn)
+		require.Regexp(t, `(?m)^orders +latest +2 `, ok(t, "stats", "--dsn", dsn))
+		ok(t, "migrate", "down", "--drop-undelivered", "--yes", "--dsn", dsn)
+	})
+}
+
+func TestMigrateDownRefusesToLoseMessages(t *testing.T) {
+	onBoth(t, func(t *testing.T, dsn string) {
+		ok(t, "migrate", "up", "--dsn", dsn)
+		put(t, openMails(t, dsn, "mails"), outbox.Message{Key: "a"})
+		r := call(t, "migrate", "down", "--dsn", dsn)
+		require.Equal(t, exitFailed, r.code)
+		require.Contains(t, r.stderr, "holds 1 undelivered rows")
+		r = call(t, "migrate", "down", "--drop-undelivered", "--dsn", dsn)
+		require.Equal(t, exitUsage, r.code)
+		require.Contains(t, r.stderr, "with all that waits to be published or sent")
+		require.Contains(t, ok(t, "list", "--channel", "mails", "--dsn", dsn), "\na ")
+		ok(t, "migrate", "down", "--drop-undelivered", "--yes", "--dsn", dsn)
 	})
 }
 
@@ -58,8 +78,8 @@ func TestMigrateDownAsksAPerson(t *testing.T) {
 		ok(t, "migrate", "up", "--dsn", db)
 		r := app{asks: true, stdin: strings.NewReader(answer)}.call(t, "migrate", "down", "--dsn", db)
 		require.Equal(t, exitFailed, r.code, "%q", answer)
-		require.Contains(t, r.stderr, "Remove the outbox's tables from SQLite file "+db)
-		require.Contains(t, r.stderr, "nothing was removed: not confirmed")
+		require.Contains(t, r.stderr, "Really remove the outbox's tables from SQLite file "+db)
+		require.Contains(t, r.stderr, "nothing was changed: not confirmed")
 		require.Contains(t, ok(t, "migrate", "status", "--dsn", db), "applied")
 	}
 	for _, c := range []struct {
@@ -105,10 +125,10 @@ func TestMigrateSQLServesOtherTools(t *testing.T) {
 }
 
 func TestMigrateSQLWritesFiles(t *testing.T) {
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "db", "migrations") // neither exists
 	args := []string{"migrate", "sql", "--dialect", "postgres", "--schema", "app", "--dir", dir}
 	out := ok(t, args...)
-	require.Equal(t, "wrote "+filepath.Join(dir, "0001_latest.up.sql")+"\nwrote "+filepath.Join(dir, "0001_latest.down.sql")+"\n", out)
+	require.True(t, strings.HasPrefix(out, "wrote "+filepath.Join(dir, "0001_latest.up.sql")+"\nwrote "+filepath.Join(dir, "0001_latest.down.sql")+"\n"), out)
 	up, err := os.ReadFile(filepath.Join(dir, "0001_latest.up.sql"))
 	require.NoError(t, err)
 	require.Contains(t, string(up), `CREATE TABLE "app"."outbox_entries"`)
@@ -120,6 +140,6 @@ func TestMigrateSQLWritesFiles(t *testing.T) {
 	both, err := os.ReadFile(filepath.Join(dir, "0001_latest.sql"))
 	require.NoError(t, err)
 	require.Contains(t, string(both), "-- +goose Down")
-	require.Equal(t, string(both), strings.TrimPrefix(ok(t, "migrate", "sql", "--goose", "--dialect", "postgres", "--schema", "app"), "-- 0001_latest.sql\n"))
+	require.Contains(t, ok(t, "migrate", "sql", "--goose", "--dialect", "postgres", "--schema", "app"), "-- 0001_latest.sql\n"+string(both))
 	require.Equal(t, exitUsage, call(t, append(args, "--down")...).code)
 }

@@ -20,7 +20,7 @@ func (a *app) pauseCommand() *cli.Command {
 		Description: "Publications in flight end, and none begins; staging goes on. The pause ends by itself, or by outbox resume.\n" +
 			"Pausing a paused channel sets the duration and the reason anew.",
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "for", HideDefault: true, Usage: "how long: a `duration` such as 90s, 15m or 48h; required"},
+			&durationFlag{Name: "for", HideDefault: true, Usage: "how long: a `duration` such as 90s, 15m or 2d; required"},
 			&cli.StringFlag{Name: "reason", Usage: "why, for those who look at the stats"},
 		},
 		Action: a.pause,
@@ -73,9 +73,10 @@ func (a *app) resume(ctx context.Context, c *cli.Command) error {
 		if err := s.store.Pause(ctx, name, 0, ""); err != nil {
 			return err
 		}
-		was, found := find(stats, name)
-		if found && (was.Paused > 0 || was.Outage) {
-			fmt.Fprintf(a.stdout, "channel %q is resumed; it was: %s\n", name, state(was))
+		was := find(stats, name)
+		stopped := slices.IndexFunc(was, func(st outbox.ChannelStats) bool { return st.Paused > 0 || st.Outage })
+		if stopped >= 0 {
+			fmt.Fprintf(a.stdout, "channel %q is resumed; it was: %s\n", name, state(was[stopped]))
 		} else {
 			fmt.Fprintf(a.stdout, "channel %q was not paused\n", name)
 		}
@@ -84,30 +85,44 @@ func (a *app) resume(ctx context.Context, c *cli.Command) error {
 	})
 }
 
-func find(stats []outbox.ChannelStats, name string) (outbox.ChannelStats, bool) {
-	i := slices.IndexFunc(stats, func(st outbox.ChannelStats) bool { return st.Channel.Name == name })
-	if i < 0 {
-		return outbox.ChannelStats{}, false
+// find returns the channels of a name: perhaps one of each kind.
+func find(stats []outbox.ChannelStats, name string) (found []outbox.ChannelStats) {
+	for _, st := range stats {
+		if st.Channel.Name == name {
+			found = append(found, st)
+		}
 	}
-	return stats[i], true
+	return found
 }
 
 // waiting tells what waits in a channel, and where nothing does, that its name
 // may be misspelt: a database does not know the names of idle channels.
 func (a *app) waiting(stats []outbox.ChannelStats, name string) {
-	if st, found := find(stats, name); found {
-		fmt.Fprintf(a.stdout, "entries waiting in it: %s due, %s scheduled, %s in flight\n", count(st.Due), count(st.Scheduled), count(st.InFlight))
+	found := find(stats, name)
+	for _, st := range found {
+		fmt.Fprintf(a.stdout, "%s waiting in it: %s due, %s scheduled, %s in flight\n", rowsOf(st.Channel.System), count(st.Due), count(st.Scheduled), count(st.InFlight))
+	}
+	if len(found) > 0 {
 		return
 	}
 	var others []string
 	for _, st := range stats {
 		others = append(others, fmt.Sprintf("%q", st.Channel.Name))
 	}
-	fmt.Fprintf(a.stderr, "outbox: note: no entry waits in channel %q at the moment; if that is not its name, nothing is changed by this", name)
+	others = slices.Compact(slices.Sorted(slices.Values(others)))
+	fmt.Fprintf(a.stderr, "outbox: note: nothing waits in channel %q at the moment; if that is not its name, nothing is changed by this", name)
 	if len(others) > 0 {
-		fmt.Fprintf(a.stderr, "; entries wait in, or paused are: %s", strings.Join(others, ", "))
+		fmt.Fprintf(a.stderr, "; known at the moment: %s", strings.Join(others, ", "))
 	}
 	fmt.Fprintln(a.stderr)
+}
+
+// rowsOf is what the rows of a kind of channel are called.
+func rowsOf(s outbox.System) string {
+	if s == outbox.SystemJournal {
+		return "messages"
+	}
+	return "entries"
 }
 
 func (a *app) fenceCommand() *cli.Command {

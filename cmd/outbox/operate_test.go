@@ -24,7 +24,7 @@ type statistics struct {
 func TestStatsShowsEveryChannel(t *testing.T) {
 	onBoth(t, func(t *testing.T, dsn string) {
 		ok(t, "migrate", "up", "--dsn", dsn)
-		require.Equal(t, "no entry waits and no channel is paused\n", ok(t, "stats", "--dsn", dsn))
+		require.Equal(t, "nothing waits, no message is dead or unknown, and no channel is paused\n", ok(t, "stats", "--dsn", dsn))
 		require.Equal(t, "{\n  \"counts_stop_at\": 10000,\n  \"channels\": []\n}\n", ok(t, "stats", "--json", "--dsn", dsn))
 
 		s := open(t, dsn)
@@ -58,10 +58,10 @@ func TestStatsShowsEveryChannel(t *testing.T) {
 
 		text := ok(t, "stats", "--dsn", dsn)
 		lines := strings.Split(text, "\n")
-		require.Regexp(t, `^CHANNEL +DUE +SCHEDULED +IN FLIGHT +OLDEST DUE +ATTEMPTS +STATE +LAST ERROR$`, lines[0])
-		require.Regexp(t, `^down +0 +0 +0 +- +0 +destination down, next try in [01]\.\ds: 503$|^down .*destination down, to be tried: 503$`, lines[1])
-		require.Regexp(t, `^later +0 +1 +0 +- +0 +open$`, lines[2])
-		require.Regexp(t, `^orders +1 +1 +1 +\d+\.\ds +1 +open +no \[2J luck$`, lines[3])
+		require.Regexp(t, `^CHANNEL +KIND +DUE +SCHEDULED +IN FLIGHT +OLDEST DUE +BLOCKED +DEAD +UNKNOWN +ATTEMPTS +STATE +LAST ERROR$`, lines[0])
+		require.Regexp(t, `^down +latest +0 +0 +0 +- +- +- +- +0 +destination down, next try in [01]\.\ds: 503$|^down .*destination down, to be tried: 503$`, lines[1])
+		require.Regexp(t, `^later +latest +0 +1 +0 +- +- +- +- +0 +open$`, lines[2])
+		require.Regexp(t, `^orders +latest +1 +1 +1 +\d+\.\ds +- +- +- +1 +open +no \[2J luck$`, lines[3])
 	})
 }
 
@@ -70,7 +70,7 @@ func TestStatsIsShownAgainUntilInterrupted(t *testing.T) {
 	ok(t, "migrate", "up", "--dsn", db)
 	ctx, cancel := context.WithCancel(t.Context())
 	var stderr bytes.Buffer
-	shown := &stopAfter{text: "no entry waits", times: 3, stop: cancel}
+	shown := &stopAfter{text: "nothing waits", times: 3, stop: cancel}
 	a := app{stdout: shown, stderr: &stderr, terminal: true, env: func(string) string { return db }}
 	require.Equal(t, exitInterrupted, a.run(ctx, []string{"outbox", "stats", "--watch", "100ms"}))
 	require.Equal(t, 3, strings.Count(shown.String(), "\x1b[H\x1b[2J"))
@@ -109,7 +109,7 @@ func TestPauseAndResumeSayWhatTheyDid(t *testing.T) {
 
 		r = call(t, "pause", "order", "--for", "1h", "--dsn", dsn)
 		require.Equal(t, exitOK, r.code)
-		require.Contains(t, r.stderr, `note: no entry waits in channel "order" at the moment; if that is not its name, nothing is changed by this; entries wait in, or paused are: "orders"`)
+		require.Contains(t, r.stderr, `note: nothing waits in channel "order" at the moment; if that is not its name, nothing is changed by this; known at the moment: "orders"`)
 
 		require.Contains(t, ok(t, "resume", "orders", "--dsn", dsn), `channel "orders" is resumed; it was: paused for another 59m5`)
 		require.Contains(t, ok(t, "resume", "orders", "--dsn", dsn), `channel "orders" was not paused`)
@@ -143,7 +143,7 @@ func TestEveryCommandWorksBehindAPooler(t *testing.T) {
 	direct := pgtest.DSN(t)
 	pooled := pgtest.Pooler(t, direct, 2)
 	for _, line := range []string{
-		"migrate up", "migrate status", "doctor", "stats", "pause orders --for 1h", "resume orders", "fence", "migrate down",
+		"migrate up", "migrate status", "doctor", "stats", "list --all", "retry --all", "discard --all --yes", "purge --older-than 1d --yes", "pause orders --for 1h", "resume orders", "fence", "migrate down",
 	} {
 		ok(t, append(strings.Fields(line), "--dsn", pooled)...)
 	}

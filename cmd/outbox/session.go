@@ -33,7 +33,7 @@ func (a *app) target(c *cli.Command) (target, error) {
 
 // with connects to the database of a command, within its --timeout, and calls f.
 func (a *app) with(ctx context.Context, c *cli.Command, p purpose, f func(ctx context.Context, s *session) error) error {
-	ctx, cancel := limited(ctx, c, p == toInstall || p == toRemove)
+	ctx, cancel := limited(ctx, c, p == toInstall || p == toRemove || p == toAmend)
 	defer cancel()
 	t, err := a.target(c)
 	if err != nil {

@@ -14,12 +14,14 @@ func (a *app) statsCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "stats",
 		Usage: "show what waits in each channel, and which channels are paused",
-		Description: "DUE entries could be published now, SCHEDULED ones later (a backoff, a batch delay), IN FLIGHT ones are with a relay.\n" +
+		Description: "A channel is of kind latest (the newest state of each key) or journal (every message).\n" +
+			"DUE entries could be published now, SCHEDULED ones later (a backoff, a delay), IN FLIGHT ones are with a relay.\n" +
+			"BLOCKED counts a journal's ordered groups that wait behind a DEAD or UNKNOWN message: outbox list shows those.\n" +
 			"ATTEMPTS and LAST ERROR are those of the entry that was tried most often, in a sample.\n" +
-			"A channel in which nothing waits is not shown unless it is paused. Counts stop at " + number(outbox.StatsCap) + ".",
+			"A channel that holds nothing, sent messages included, is not shown unless it is paused. Counts stop at " + number(outbox.StatsCap) + ".",
 		Flags: []cli.Flag{
 			jsonFlag(),
-			&cli.DurationFlag{Name: "watch", HideDefault: true, Usage: "show it again every `interval`, until interrupted"},
+			&durationFlag{Name: "watch", HideDefault: true, Usage: "show it again every `interval`, until interrupted"},
 		},
 		Action: a.stats,
 	}
@@ -76,7 +78,7 @@ func (a *app) showStats(ctx context.Context, c *cli.Command, s *session) error {
 		return writeJSON(a.stdout, asJSONStats(stats))
 	}
 	if len(stats) == 0 {
-		_, err := fmt.Fprintln(a.stdout, "no entry waits and no channel is paused")
+		_, err := fmt.Fprintln(a.stdout, "nothing waits, no message is dead or unknown, and no channel is paused")
 		return err
 	}
 	rows := make([][]string, len(stats))
@@ -86,11 +88,14 @@ func (a *app) showStats(ctx context.Context, c *cli.Command, s *session) error {
 			oldest = age(st.OldestDue)
 		}
 		rows[i] = []string{
-			st.Channel.Name, count(st.Due), count(st.Scheduled), count(st.InFlight), oldest,
-			fmt.Sprint(st.Attempt), state(st), st.LastError,
+			st.Channel.Name, st.Channel.System.String(), count(st.Due), count(st.Scheduled), count(st.InFlight), oldest,
+			"-", "-", "-", fmt.Sprint(st.Attempt), state(st), st.LastError,
+		}
+		if st.Channel.System == outbox.SystemJournal {
+			copy(rows[i][6:], []string{count(st.Blocked), count(st.Dead), count(st.Unknown)})
 		}
 	}
-	headings := []string{"CHANNEL", "DUE", "SCHEDULED", "IN FLIGHT", "OLDEST DUE", "ATTEMPTS", "STATE", "LAST ERROR"}
+	headings := []string{"CHANNEL", "KIND", "DUE", "SCHEDULED", "IN FLIGHT", "OLDEST DUE", "BLOCKED", "DEAD", "UNKNOWN", "ATTEMPTS", "STATE", "LAST ERROR"}
 	return writeTable(a.stdout, headings, rows)
 }
 
@@ -126,6 +131,9 @@ type jsonStats struct {
 	Due              int     `json:"due"`
 	Scheduled        int     `json:"scheduled"`
 	InFlight         int     `json:"in_flight"`
+	Blocked          int     `json:"blocked"` // groups of messages behind a dead or unknown one
+	Dead             int     `json:"dead"`
+	Unknown          int     `json:"unknown"`
 	OldestDueSeconds float64 `json:"oldest_due_seconds"` // 0: none is due
 	Attempts         int     `json:"attempts"`
 	LastError        string  `json:"last_error"`
@@ -140,6 +148,7 @@ func asJSONStats(stats []outbox.ChannelStats) any {
 		list[i] = jsonStats{
 			System: st.Channel.System.String(), Channel: st.Channel.Name,
 			Due: st.Due, Scheduled: st.Scheduled, InFlight: st.InFlight,
+			Blocked: st.Blocked, Dead: st.Dead, Unknown: st.Unknown,
 			OldestDueSeconds: st.OldestDue.Seconds(), Attempts: st.Attempt, LastError: st.LastError,
 			PausedSeconds: st.Paused.Seconds(), DestinationDown: st.Outage, Reason: st.Reason,
 		}

@@ -5,22 +5,48 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 )
+
+// A table prints rows in columns under its headings. Columns keep the width of
+// the widest cell so far.
+type table struct {
+	w        io.Writer
+	headings []string // nil: printed
+	widths   []int
+}
+
+func newTable(w io.Writer, headings []string) *table {
+	return &table{w: w, headings: headings, widths: make([]int, len(headings))}
+}
+
+func (t *table) print(rows [][]string) error {
+	if t.headings != nil {
+		rows, t.headings = append([][]string{t.headings}, rows...), nil
+	}
+	for _, row := range rows {
+		for i := range row {
+			row[i] = oneLine(row[i])
+			t.widths[i] = max(t.widths[i], utf8.RuneCountInString(row[i]))
+		}
+	}
+	var text strings.Builder
+	for _, row := range rows {
+		var line strings.Builder
+		for i, cell := range row {
+			fmt.Fprintf(&line, "%-*s", t.widths[i]+3, cell)
+		}
+		text.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	}
+	_, err := io.WriteString(t.w, text.String())
+	return err
+}
 
 // writeTable prints rows under their headings, in columns.
 func writeTable(w io.Writer, headings []string, rows [][]string) error {
-	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	for _, row := range append([][]string{headings}, rows...) {
-		cells := make([]string, len(row))
-		for i, cell := range row {
-			cells[i] = oneLine(cell)
-		}
-		fmt.Fprintln(t, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
-	}
-	return t.Flush()
+	return newTable(w, headings).print(rows)
 }
 
 func writeJSON(w io.Writer, v any) error {
@@ -33,20 +59,25 @@ func writeJSON(w io.Writer, v any) error {
 // maxCell bounds a cell, in characters.
 const maxCell = 100
 
-// oneLine makes a text from elsewhere fit for a terminal: one line, not too
-// long, and no control characters, which could be commands to it.
+// oneLine makes a text from elsewhere fit for a cell of a table.
 func oneLine(s string) string {
+	s = visible(s)
+	if runes := []rune(s); len(runes) > maxCell {
+		s = string(runes[:maxCell-1]) + "…"
+	}
+	return s
+}
+
+// visible makes a text from elsewhere fit for a terminal: one line, and no
+// control characters, which could be commands to it.
+func visible(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsSpace(r) || !unicode.IsPrint(r) {
 			return ' '
 		}
 		return r
 	}, s)
-	s = strings.Join(strings.Fields(s), " ")
-	if runes := []rune(s); len(runes) > maxCell {
-		s = string(runes[:maxCell-1]) + "…"
-	}
-	return s
+	return strings.Join(strings.Fields(s), " ")
 }
 
 // age writes a duration as people say it: the two greatest units, or tenths of

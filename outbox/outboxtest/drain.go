@@ -48,6 +48,46 @@ func waiting[T any](t testing.TB, l *outbox.Latest[T]) string {
 	return "Staged are: " + cmp.Or(strings.Join(names, ", "), "none")
 }
 
+// RequirePut returns the message of key as tx sees it, with its payload, or as
+// committed where tx is nil. It fails the test where there is none.
+func RequirePut(t testing.TB, j *outbox.Journal, tx *sql.Tx, key string) outbox.Record {
+	t.Helper()
+	verbs := j.Verbs
+	if tx != nil {
+		verbs = j.In(outbox.SQL(tx))
+	}
+	r, err := verbs.Get(t.Context(), key)
+	switch {
+	case err == nil:
+		return r
+	case !errors.Is(err, outbox.ErrNotFound):
+		t.Fatalf("the message of key %q: %v", key, err)
+	case tx != nil:
+		t.Fatalf("no message of key %q is put as this transaction sees it: was it put in another transaction, or under another key? (%v)", key, err)
+	default:
+		t.Fatalf("no message of key %q is put and committed: is its transaction open still, or rolled back, or the message sent and deleted already? %s (%v)",
+			key, waitingMessages(t, j), err)
+	}
+	return r
+}
+
+// waitingMessages tells which messages a channel holds.
+func waitingMessages(t testing.TB, j *outbox.Journal) string {
+	const most = 10
+	rs, after, err := j.List(t.Context(), outbox.Filter{Limit: most, All: true})
+	if err != nil {
+		return "What is put cannot be listed: " + err.Error()
+	}
+	names := []string{}
+	for _, r := range rs {
+		names = append(names, fmt.Sprintf("%q", r.Key))
+	}
+	if after != "" {
+		names = append(names, "…")
+	}
+	return "Put are: " + cmp.Or(strings.Join(names, ", "), "none")
+}
+
 // Bounds of Drain. No test that ends takes as many.
 const (
 	drainPasses    = 2000
@@ -56,9 +96,10 @@ const (
 	drainLongStep  = 30 * 24 * time.Hour // the longest delays are a year
 )
 
-// Drain publishes all that the relay's channels hold, and returns the sum of
-// what it did. Where entries are left that are due later, it moves the clock
-// on. c is the store's clock; with a nil c time is not moved, so that every
+// Drain publishes and sends all that the relay's channels hold, and returns the
+// sum of what it did. Where something is left that is due later, it moves the
+// clock on. Messages that end as dead or unknown, and those that wait behind
+// them in their group, are left: see the sum. c is the store's clock; with a nil c time is not moved, so that every
 // entry must be published at once. Drain fails the test where entries are
 // never published, as when the publish function always fails, where it never
 // ends, as when the function always stages anew, and where the store fails.
@@ -72,7 +113,7 @@ func Drain(t testing.TB, r *outbox.Relay, c *Clock) outbox.Pass {
 			t.Fatalf("drain: %v", err)
 		}
 		switch {
-		case pass.Published > 0:
+		case pass.Published+pass.Dead+pass.Unknown > 0:
 			fruitless = 0
 			continue
 		case pass.Claimed > 0:
@@ -126,6 +167,8 @@ func sum(a, b outbox.Pass) outbox.Pass {
 		Published: a.Published + b.Published,
 		Retried:   a.Retried + b.Retried,
 		Released:  a.Released + b.Released,
+		Dead:      a.Dead + b.Dead,
+		Unknown:   a.Unknown + b.Unknown,
 		LeaseLost: a.LeaseLost + b.LeaseLost,
 		Left:      a.Left + b.Left,
 	}

@@ -8,3 +8,12 @@ func (s LatestSuite) Names() []string {
 	}
 	return names
 }
+
+// Names returns the names of the subtests that apply.
+func (s JournalSuite) Names() []string {
+	names := []string{}
+	for _, test := range s.tests() {
+		names = append(names, test.name)
+	}
+	return names
+}

@@ -3,6 +3,7 @@ package outboxtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -57,7 +58,7 @@ type Hook func(ctx context.Context, step Step, when When) error
 // took effect, so that both sides of a lost answer can be tried. Hints never
 // fail. It is safe for concurrent use.
 type Faulty struct {
-	store outbox.LatestStore
+	store outbox.RelayStore
 
 	mu     sync.Mutex
 	hook   Hook
@@ -67,8 +68,10 @@ type Faulty struct {
 
 var _ outbox.LatestStore = (*Faulty)(nil)
 
-// NewFaulty returns a store that behaves as s until told otherwise.
-func NewFaulty(s outbox.LatestStore) *Faulty {
+// NewFaulty returns a store that behaves as s, a LatestStore or JournalStore
+// or both, until told otherwise. Steps of a system that s is no store of fail
+// by outbox.ErrInvalid.
+func NewFaulty(s outbox.RelayStore) *Faulty {
 	return &Faulty{store: s, calls: map[Step]int{}}
 }
 
@@ -213,24 +216,43 @@ func (f *Faulty) Stats(ctx context.Context) ([]outbox.ChannelStats, error) {
 // Hints passes on what the store hints at.
 func (f *Faulty) Hints(h func(outbox.Hint)) (stop func()) { return f.store.Hints(h) }
 
+// latest runs one step of a store of latest values.
+func latest[A any](ctx context.Context, f *Faulty, step Step, do func(outbox.LatestStore) (A, error)) (A, error) {
+	return call(ctx, f, step, func() (A, error) {
+		s, ok := f.store.(outbox.LatestStore)
+		if !ok {
+			var none A
+			return none, fmt.Errorf("%s: %w: the store keeps no latest values", step, outbox.ErrInvalid)
+		}
+		return do(s)
+	})
+}
+
 func (f *Faulty) StageRows(ctx context.Context, tx outbox.Tx, channel string, rows []outbox.StageRow, batchDelay time.Duration) ([]outbox.Version, error) {
-	return call(ctx, f, StepStage, func() ([]outbox.Version, error) {
-		return f.store.StageRows(ctx, tx, channel, rows, batchDelay)
+	return latest(ctx, f, StepStage, func(s outbox.LatestStore) ([]outbox.Version, error) {
+		return s.StageRows(ctx, tx, channel, rows, batchDelay)
 	})
 }
 
 func (f *Faulty) PendingRow(ctx context.Context, tx outbox.Tx, channel, key string) (outbox.Row, error) {
-	return call(ctx, f, StepPending, func() (outbox.Row, error) { return f.store.PendingRow(ctx, tx, channel, key) })
+	return latest(ctx, f, StepPending, func(s outbox.LatestStore) (outbox.Row, error) {
+		return s.PendingRow(ctx, tx, channel, key)
+	})
 }
 
 func (f *Faulty) ListRows(ctx context.Context, channel, after string, limit int) ([]outbox.Row, error) {
-	return call(ctx, f, StepList, func() ([]outbox.Row, error) { return f.store.ListRows(ctx, channel, after, limit) })
+	return latest(ctx, f, StepList, func(s outbox.LatestStore) ([]outbox.Row, error) {
+		return s.ListRows(ctx, channel, after, limit)
+	})
 }
 
 func (f *Faulty) DiscardRow(ctx context.Context, channel, key string, v outbox.Version) error {
-	return run(ctx, f, StepDiscard, func() error { return f.store.DiscardRow(ctx, channel, key, v) })
+	_, err := latest(ctx, f, StepDiscard, func(s outbox.LatestStore) (struct{}, error) {
+		return struct{}{}, s.DiscardRow(ctx, channel, key, v)
+	})
+	return err
 }
 
 func (f *Faulty) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, error) {
-	return call(ctx, f, StepClaim, func() (outbox.Claimed, error) { return f.store.ClaimRows(ctx, c) })
+	return latest(ctx, f, StepClaim, func(s outbox.LatestStore) (outbox.Claimed, error) { return s.ClaimRows(ctx, c) })
 }

@@ -56,19 +56,67 @@ func steps(t *testing.T, f *outboxtest.Faulty, db *sql.DB) map[outboxtest.Step]e
 	if err = f.DiscardRow(ctx, "c", "k", 1); !errors.Is(err, outbox.ErrNotFound) {
 		note(outboxtest.StepDiscard, err)
 	}
+	journalSteps(ctx, f, outbox.SQL(tx), note)
 	return errs
+}
+
+// journalSteps runs every step of a journal's store once.
+func journalSteps(ctx context.Context, f *outboxtest.Faulty, tx outbox.Tx, note func(outboxtest.Step, error)) {
+	_, err := f.PutRows(ctx, tx, "c", []outbox.PutRow{{Key: "k"}}, 0)
+	note(outboxtest.StepPut, err)
+	_, err = f.ClaimMessages(ctx, nil, outbox.Claim{Channel: "c", Limit: 1, Lease: time.Minute})
+	note(outboxtest.StepClaimMessages, err)
+	if _, err = f.BeginMessage(ctx, tx, "c", "k", time.Minute); !errors.Is(err, outbox.ErrNotFound) {
+		note(outboxtest.StepBegin, err)
+	}
+	_, err = f.SettleMessages(ctx, tx, "c", nil)
+	note(outboxtest.StepSettleMessages, err)
+	_, err = f.ExtendMessages(ctx, tx, "c", nil, time.Minute)
+	note(outboxtest.StepExtendMessages, err)
+	_, err = f.ListMessages(ctx, tx, "c", outbox.MessageList{Limit: 1})
+	note(outboxtest.StepListMessages, err)
+	_, err = f.AmendMessages(ctx, nil, "c", outbox.Amendment{Action: outbox.ActionRetry, Limit: 1})
+	note(outboxtest.StepAmend, err)
+	_, err = f.PurgeMessages(ctx, "c", outbox.Purge{Limit: 1})
+	note(outboxtest.StepPurge, err)
 }
 
 func TestFaultyHoldsTheContract(t *testing.T) {
 	outboxtest.TestLatest(t, func(t *testing.T) (outbox.LatestStore, *sql.DB) { return newFaulty(t) })
 }
 
+func TestFaultyHoldsTheContractOfTheJournal(t *testing.T) {
+	outboxtest.TestJournal(t, func(t *testing.T) (outbox.JournalStore, *sql.DB) { return newFaulty(t) })
+}
+
+// latestOnly and journalOnly are stores of one system.
+type latestOnly struct{ outbox.LatestStore }
+type journalOnly struct{ outbox.JournalStore }
+
+func TestFaultyStoreOfOneSystemRefusesTheOther(t *testing.T) {
+	store, _ := open(false, nil)(t)
+	_, err := outboxtest.NewFaulty(latestOnly{store}).ListMessages(t.Context(), nil, "c", outbox.MessageList{Limit: 1})
+	if !errors.Is(err, outbox.ErrInvalid) {
+		t.Errorf("a step of the journal's: the error is %v", err)
+	}
+	_, err = outboxtest.NewFaulty(journalOnly{store.(*memory)}).ListRows(t.Context(), "c", "", 1)
+	if !errors.Is(err, outbox.ErrInvalid) {
+		t.Errorf("a step of the latest values': the error is %v", err)
+	}
+}
+
 func TestEveryStepCanFail(t *testing.T) {
 	all := []outboxtest.Step{
 		outboxtest.StepCheck, outboxtest.StepLook, outboxtest.StepSettle, outboxtest.StepExtend, outboxtest.StepOutage,
 		outboxtest.StepStats, outboxtest.StepStage, outboxtest.StepPending, outboxtest.StepList, outboxtest.StepClaim,
+		outboxtest.StepPut, outboxtest.StepClaimMessages, outboxtest.StepBegin, outboxtest.StepSettleMessages,
+		outboxtest.StepExtendMessages, outboxtest.StepListMessages, outboxtest.StepAmend, outboxtest.StepPurge,
 	}
-	if n := reflect.TypeFor[outbox.LatestStore]().NumMethod(); n != len(all)+2 { // and DiscardRow, and Hints
+	type both interface {
+		outbox.LatestStore
+		outbox.JournalStore
+	}
+	if n := reflect.TypeFor[both]().NumMethod(); n != len(all)+2 { // and DiscardRow, and Hints
 		t.Fatalf("a store has %d methods: is there a step for each?", n)
 	}
 	for _, step := range all {

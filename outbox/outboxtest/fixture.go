@@ -25,20 +25,32 @@ const (
 // leased, as the LeaseUntil of a wanted row, stands for any time.
 var leased = time.Unix(1, 0)
 
-// A fixture is one subtest: a store, and a channel that is the subtest's own.
-type fixture struct {
+// A base is what subtests of both systems work with: a store, and a channel
+// that is the subtest's own.
+type base struct {
 	*testing.T
 	ctx     context.Context
-	store   outbox.LatestStore
+	relay   outbox.RelayStore
+	system  outbox.System
 	db      *sql.DB
 	clock   *Clock
 	channel string
 }
 
-func newFixture(t *testing.T, store outbox.LatestStore, db *sql.DB, c *Clock) *fixture {
+func newBase(t *testing.T, store outbox.RelayStore, system outbox.System, db *sql.DB, c *Clock) base {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
-	return &fixture{T: t, ctx: ctx, store: store, db: db, clock: c, channel: newChannel()}
+	return base{T: t, ctx: ctx, relay: store, system: system, db: db, clock: c, channel: newChannel()}
+}
+
+// A fixture is one subtest of a [LatestSuite].
+type fixture struct {
+	base
+	store outbox.LatestStore
+}
+
+func newFixture(t *testing.T, store outbox.LatestStore, db *sql.DB, c *Clock) *fixture {
+	return &fixture{base: newBase(t, store, outbox.SystemLatest, db, c), store: store}
 }
 
 // on returns the fixture with another channel.
@@ -48,12 +60,12 @@ func (f *fixture) on(channel string) *fixture {
 	return &other
 }
 
-func (f *fixture) ch() outbox.Channel {
-	return outbox.Channel{System: outbox.SystemLatest, Name: f.channel}
+func (f *base) ch() outbox.Channel {
+	return outbox.Channel{System: f.system, Name: f.channel}
 }
 
 // pass lets d go by on the store's clock.
-func (f *fixture) pass(d time.Duration) {
+func (f *base) pass(d time.Duration) {
 	if f.clock != nil {
 		f.clock.Advance(d)
 		return
@@ -62,7 +74,7 @@ func (f *fixture) pass(d time.Duration) {
 }
 
 // begin begins a transaction that the subtest's end rolls back.
-func (f *fixture) begin() *sql.Tx {
+func (f *base) begin() *sql.Tx {
 	f.Helper()
 	// Not f.ctx: at its end database/sql would roll back in the background,
 	// in the way of the next subtest.
@@ -72,17 +84,17 @@ func (f *fixture) begin() *sql.Tx {
 	return tx
 }
 
-func (f *fixture) commit(tx *sql.Tx) {
+func (f *base) commit(tx *sql.Tx) {
 	f.Helper()
 	f.ok("commit", tx.Commit())
 }
 
-func (f *fixture) rollback(tx *sql.Tx) {
+func (f *base) rollback(tx *sql.Tx) {
 	f.Helper()
 	f.ok("roll back", tx.Rollback())
 }
 
-func (f *fixture) exec(tx *sql.Tx, text string) {
+func (f *base) exec(tx *sql.Tx, text string) {
 	f.Helper()
 	_, err := tx.ExecContext(f.ctx, text)
 	f.ok(text, err)
@@ -190,23 +202,23 @@ func again(s outbox.Settlement) outbox.Settlement {
 }
 
 // settle settles one row and checks the result.
-func (f *fixture) settle(what string, s outbox.Settlement, want outbox.Result) {
+func (f *base) settle(what string, s outbox.Settlement, want outbox.Result) {
 	f.Helper()
 	f.settleAll(what, []outbox.Settlement{s}, want)
 }
 
 // settleAll settles rows in one call and checks the results.
-func (f *fixture) settleAll(what string, ss []outbox.Settlement, want ...outbox.Result) {
+func (f *base) settleAll(what string, ss []outbox.Settlement, want ...outbox.Result) {
 	f.Helper()
-	got, err := f.store.Settle(f.ctx, f.ch(), ss)
+	got, err := f.relay.Settle(f.ctx, f.ch(), ss)
 	f.ok("Settle", err)
 	f.equal(what+": Settle", named(got), named(want))
 }
 
 // extend extends leases in one call and checks the results.
-func (f *fixture) extend(what string, rows []outbox.Row, d time.Duration, want ...outbox.Result) {
+func (f *base) extend(what string, rows []outbox.Row, d time.Duration, want ...outbox.Result) {
 	f.Helper()
-	got, err := f.store.Extend(f.ctx, f.ch(), rows, d)
+	got, err := f.relay.Extend(f.ctx, f.ch(), rows, d)
 	f.ok("Extend", err)
 	f.equal(what+": Extend", named(got), named(want))
 }
@@ -255,7 +267,7 @@ func (f *fixture) sameRow(what string, got, want outbox.Row) {
 }
 
 // stamp checks a time's form and returns want, or got where want is zero.
-func (f *fixture) stamp(what string, got, want time.Time) time.Time {
+func (f *base) stamp(what string, got, want time.Time) time.Time {
 	f.Helper()
 	if got.IsZero() || got.Location() != time.UTC || got != got.Truncate(time.Microsecond) {
 		f.Fatalf("%s is %v, want a time in UTC and whole microseconds", what, got)
@@ -266,28 +278,28 @@ func (f *fixture) stamp(what string, got, want time.Time) time.Time {
 	return want
 }
 
-func (f *fixture) ok(what string, err error) {
+func (f *base) ok(what string, err error) {
 	f.Helper()
 	if err != nil {
 		f.Fatalf("%s: %v", what, err)
 	}
 }
 
-func (f *fixture) fails(what string, err, want error) {
+func (f *base) fails(what string, err, want error) {
 	f.Helper()
 	if !errors.Is(err, want) {
 		f.Fatalf("%s: the error is %v, want %v", what, err, want)
 	}
 }
 
-func (f *fixture) equal(what string, got, want any) {
+func (f *base) equal(what string, got, want any) {
 	f.Helper()
 	if !reflect.DeepEqual(got, want) {
 		f.Fatalf("%s:\n got %s\nwant %s", what, clip(got), clip(want))
 	}
 }
 
-func (f *fixture) increases(what string, old, new outbox.Version) {
+func (f *base) increases(what string, old, new outbox.Version) {
 	f.Helper()
 	if new <= old {
 		f.Fatalf("%s: version %d does not exceed its predecessor %d", what, new, old)

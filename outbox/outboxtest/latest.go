@@ -1,10 +1,11 @@
 // Package outboxtest tests stores and the programs that use them.
 //
-// Authors of a store run its contract with [TestLatest] or a [LatestSuite].
-// [Faulty] is a store whose every call can fail before or after it took
-// effect, and [Clock] one that moves only when told. Users of the library
-// assert what their transactions stage with [RequireStaged] and publish it
-// with [Drain], without waiting for a backoff.
+// Authors of a store run its contract with [TestLatest] or a [LatestSuite], and
+// that of a journal with [TestJournal] or a [JournalSuite]. [Faulty] is a store
+// whose every call can fail before or after it took effect, and [Clock] one
+// that moves only when told. Users of the library assert what their
+// transactions stage and put with [RequireStaged] and [RequirePut], and publish
+// it with [Drain], without waiting for a backoff.
 package outboxtest
 
 import (

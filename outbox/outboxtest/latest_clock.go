@@ -23,7 +23,7 @@ var clockTests = []latestTest{
 }
 
 // boundary moves the clock to a whole multiple of d since the Unix epoch.
-func (f *fixture) boundary(d time.Duration) time.Time {
+func (f *base) boundary(d time.Duration) time.Time {
 	f.Helper()
 	since := time.Duration(f.clock.Now().UnixMicro()) * time.Microsecond
 	return f.clock.Advance(d - since%d)

@@ -14,13 +14,13 @@ var outageTests = []latestTest{
 }
 
 // outage reports that the channel's destination is down, or up again.
-func (f *fixture) outage(down bool, reason string) {
+func (f *base) outage(down bool, reason string) {
 	f.Helper()
-	f.ok("Outage", f.store.Outage(f.ctx, f.ch(), down, reason))
+	f.ok("Outage", f.relay.Outage(f.ctx, f.ch(), down, reason))
 }
 
 // paused returns how much longer Look says the channel is paused.
-func (f *fixture) paused() time.Duration {
+func (f *base) paused() time.Duration {
 	f.Helper()
 	l := f.look(f.ch())[0]
 	if !l.Outage || l.Paused <= 0 {
@@ -30,7 +30,7 @@ func (f *fixture) paused() time.Duration {
 }
 
 // passPause lets the channel's pause go by.
-func (f *fixture) passPause() {
+func (f *base) passPause() {
 	f.Helper()
 	if f.clock != nil {
 		f.clock.Advance(f.look(f.ch())[0].Paused)

@@ -21,9 +21,9 @@ var watchTests = []latestTest{
 }
 
 // look looks at channels in one call.
-func (f *fixture) look(chs ...outbox.Channel) []outbox.Look {
+func (f *base) look(chs ...outbox.Channel) []outbox.Look {
 	f.Helper()
-	ls, err := f.store.Look(f.ctx, chs)
+	ls, err := f.relay.Look(f.ctx, chs)
 	f.ok("Look", err)
 	if len(ls) != len(chs) {
 		f.Fatalf("Look returned %d answers for %d channels", len(ls), len(chs))
@@ -33,7 +33,7 @@ func (f *fixture) look(chs ...outbox.Channel) []outbox.Look {
 
 // waits checks when Look says to claim: over 0 and up to most; or at once
 // (most 0); or that nothing waits (most negative).
-func (f *fixture) waits(state string, most time.Duration) {
+func (f *base) waits(state string, most time.Duration) {
 	f.Helper()
 	l := f.look(f.ch())[0]
 	f.equal("Look at a channel without an outage", l, outbox.Look{Wait: l.Wait})
@@ -102,9 +102,9 @@ func lookAnswersInTheOrderOfChannels(f *fixture) {
 }
 
 // stats returns the channel's numbers, if Stats has them.
-func (f *fixture) stats() (outbox.ChannelStats, bool) {
+func (f *base) stats() (outbox.ChannelStats, bool) {
 	f.Helper()
-	all, err := f.store.Stats(f.ctx)
+	all, err := f.relay.Stats(f.ctx)
 	f.ok("Stats", err)
 	found := []outbox.ChannelStats{}
 	for _, s := range all {
@@ -172,9 +172,9 @@ func readersWaitForNobody(f *fixture) {
 }
 
 // hear asks for the channel's hints.
-func (f *fixture) hear() (hints <-chan outbox.Hint, stop func()) {
+func (f *base) hear() (hints <-chan outbox.Hint, stop func()) {
 	heard := make(chan outbox.Hint, 100)
-	return heard, f.store.Hints(func(h outbox.Hint) {
+	return heard, f.relay.Hints(func(h outbox.Hint) {
 		if h.Channel == f.ch() {
 			heard <- h
 		}
@@ -182,7 +182,7 @@ func (f *fixture) hear() (hints <-chan outbox.Hint, stop func()) {
 }
 
 // hint waits for a hint.
-func (f *fixture) hint(hints <-chan outbox.Hint) outbox.Hint {
+func (f *base) hint(hints <-chan outbox.Hint) outbox.Hint {
 	f.Helper()
 	select {
 	case h := <-hints:

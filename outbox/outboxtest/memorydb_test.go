@@ -32,17 +32,20 @@ type memoryDB struct {
 	mu       sync.Mutex
 	freed    *sync.Cond // a transaction has ended
 	rows     map[rowID]memoryRow
-	locks    map[rowID]*memoryTx
+	messages map[messageID]*memoryMessage
+	groups   map[groupID]*memoryGroup
+	locks    map[any]*memoryTx // by rowID, messageID and groupID
 	writer   *memoryTx
 	ids      int64
 	version  outbox.Version
 	token    outbox.Token
-	channels map[string]*memoryChannel
+	channels map[outbox.Channel]*memoryChannel
 }
 
 func newMemoryDB(oneWriter bool) *memoryDB {
 	db := &memoryDB{
-		oneWriter: oneWriter, rows: map[rowID]memoryRow{}, locks: map[rowID]*memoryTx{}, channels: map[string]*memoryChannel{},
+		oneWriter: oneWriter, rows: map[rowID]memoryRow{}, messages: map[messageID]*memoryMessage{}, groups: map[groupID]*memoryGroup{},
+		locks: map[any]*memoryTx{}, channels: map[outbox.Channel]*memoryChannel{},
 	}
 	db.freed = sync.NewCond(&db.mu)
 	return db
@@ -113,17 +116,24 @@ func (db *memoryDB) drawEarly(now time.Time) outbox.Version {
 }
 
 // locked returns whether a transaction holds a row.
-func (db *memoryDB) locked(id rowID) bool { return db.locks[id] != nil }
+func (db *memoryDB) locked(id any) bool { return db.locks[id] != nil }
 
 // memoryTx is a transaction: what it wrote, and that at each savepoint.
 type memoryTx struct {
 	db         *memoryDB
 	wrote      map[rowID]memoryRow
 	savepoints []map[rowID]memoryRow
+	journal    journalWrites
+	before     []journalWrites // at each savepoint
+	spoilt     bool            // it cannot be committed
+}
+
+func newMemoryTx(db *memoryDB) *memoryTx {
+	return &memoryTx{db: db, wrote: map[rowID]memoryRow{}, journal: newJournalWrites()}
 }
 
 // lock waits until no other transaction holds the row.
-func (t *memoryTx) lock(ctx context.Context, id rowID) error {
+func (t *memoryTx) lock(ctx context.Context, id any) error {
 	if err := t.db.await(ctx, func() bool { return t.db.locks[id] == nil || t.db.locks[id] == t }); err != nil {
 		return err
 	}
@@ -151,15 +161,21 @@ func (t *memoryTx) set(id rowID, r memoryRow) {
 func (t *memoryTx) end(commit bool) error {
 	t.db.mu.Lock()
 	defer t.db.mu.Unlock()
+	t.finish(commit && !t.spoilt)
+	return nil
+}
+
+// finish is end with mu held.
+func (t *memoryTx) finish(commit bool) {
 	if commit {
 		maps.Copy(t.db.rows, t.wrote)
+		t.journal.commit(t.db)
 	}
-	maps.DeleteFunc(t.db.locks, func(_ rowID, holder *memoryTx) bool { return holder == t })
+	maps.DeleteFunc(t.db.locks, func(_ any, holder *memoryTx) bool { return holder == t })
 	if t.db.writer == t {
 		t.db.writer = nil
 	}
 	t.db.freed.Broadcast()
-	return nil
 }
 
 func (t *memoryTx) Commit() error   { return t.end(true) }
@@ -190,7 +206,7 @@ func (c *memoryConn) BeginTx(ctx context.Context, _ driver.TxOptions) (driver.Tx
 	if err := c.db.await(ctx, func() bool { return c.db.writer == nil }); err != nil {
 		return nil, err
 	}
-	c.tx = &memoryTx{db: c.db, wrote: map[rowID]memoryRow{}}
+	c.tx = newMemoryTx(c.db)
 	if c.db.oneWriter {
 		c.db.writer = c.tx
 	}
@@ -214,8 +230,10 @@ func (c *memoryConn) ExecContext(_ context.Context, text string, _ []driver.Name
 	switch text {
 	case "SAVEPOINT a":
 		c.tx.savepoints = append(c.tx.savepoints, maps.Clone(c.tx.wrote))
+		c.tx.before = append(c.tx.before, c.tx.journal.clone())
 	case "ROLLBACK TO SAVEPOINT a":
 		c.tx.wrote = maps.Clone(c.tx.savepoints[len(c.tx.savepoints)-1])
+		c.tx.journal = c.tx.before[len(c.tx.before)-1].clone()
 	default:
 		return nil, fmt.Errorf("%w: %s", errDriver, text)
 	}

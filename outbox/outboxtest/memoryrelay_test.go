@@ -18,14 +18,22 @@ type memoryChannel struct {
 	probeUntil  time.Time
 }
 
-func (m *memory) channel(name string) *memoryChannel {
+func (m *memory) channel(ch outbox.Channel) *memoryChannel {
 	if m.is("channels share an outage") {
-		name = "all"
+		ch.Name = "all"
 	}
-	if m.db.channels[name] == nil {
-		m.db.channels[name] = &memoryChannel{}
+	if m.is("systems share an outage") {
+		ch.System = outbox.SystemLatest
 	}
-	return m.db.channels[name]
+	if m.db.channels[ch] == nil {
+		m.db.channels[ch] = &memoryChannel{}
+	}
+	return m.db.channels[ch]
+}
+
+// latest names a channel of Latest.
+func latest(name string) outbox.Channel {
+	return outbox.Channel{System: outbox.SystemLatest, Name: name}
 }
 
 // leased returns whether somebody holds the row.
@@ -45,7 +53,7 @@ func (m *memory) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed,
 		ctx = context.WithoutCancel(ctx)
 	}
 	err := m.db.write(ctx, func() error {
-		now, ch := m.now(), m.channel(c.Channel)
+		now, ch := m.now(), m.channel(latest(c.Channel))
 		if ch.down && !m.is("outage is ignored") {
 			if ch.pausedUntil.After(now) || ch.probeUntil.After(now) && !m.is("many probes") {
 				return nil
@@ -137,6 +145,9 @@ func (m *memory) claim(id rowID, until time.Time) outbox.Row {
 }
 
 func (m *memory) Settle(ctx context.Context, ch outbox.Channel, ss []outbox.Settlement) ([]outbox.Result, error) {
+	if ch.System == outbox.SystemJournal {
+		return m.settleMessages(ctx, nil, ch.Name, ss)
+	}
 	results := []outbox.Result{}
 	if m.is("cancelled context is ignored by relays") {
 		ctx = context.WithoutCancel(ctx)
@@ -250,6 +261,9 @@ func later(t time.Time, d time.Duration) time.Time {
 }
 
 func (m *memory) Extend(ctx context.Context, ch outbox.Channel, rows []outbox.Row, d time.Duration) ([]outbox.Result, error) {
+	if ch.System == outbox.SystemJournal {
+		return m.extendMessages(ctx, nil, ch.Name, rows, d)
+	}
 	results := []outbox.Result{}
 	if m.is("cancelled context is ignored by relays") {
 		ctx = context.WithoutCancel(ctx)

@@ -20,7 +20,7 @@ func (m *memory) Look(ctx context.Context, chs []outbox.Channel) ([]outbox.Look,
 	looks := []outbox.Look{}
 	err := view(func() error {
 		for _, ch := range chs {
-			looks = append(looks, m.look(ch.Name))
+			looks = append(looks, m.look(ch))
 		}
 		return nil
 	})
@@ -30,10 +30,13 @@ func (m *memory) Look(ctx context.Context, chs []outbox.Channel) ([]outbox.Look,
 	return looks, err
 }
 
-func (m *memory) look(channel string) outbox.Look {
+func (m *memory) look(ch outbox.Channel) outbox.Look {
 	now, soonest := m.now(), time.Time{}
+	if ch.System == outbox.SystemJournal || m.is("systems share messages") {
+		soonest = m.soonestMessage(ch.Name)
+	}
 	for id, r := range m.db.rows {
-		if id.channel != channel || m.is("look overlooks leases") && m.leased(r) {
+		if ch != latest(id.channel) || m.is("look overlooks leases") && m.leased(r) {
 			continue
 		}
 		at := r.Due
@@ -48,15 +51,15 @@ func (m *memory) look(channel string) outbox.Look {
 	if !soonest.IsZero() {
 		l.Wait = max(0, soonest.Sub(now))
 	}
-	if ch := m.channel(channel); ch.down {
-		l.Outage, l.Paused = true, max(0, ch.pausedUntil.Sub(now))
+	if c := m.channel(ch); c.down {
+		l.Outage, l.Paused = true, max(0, c.pausedUntil.Sub(now))
 	}
 	return l
 }
 
 func (m *memory) Outage(ctx context.Context, ch outbox.Channel, down bool, reason string) error {
 	return m.db.write(ctx, func() error {
-		c, now := m.channel(ch.Name), m.now()
+		c, now := m.channel(ch), m.now()
 		switch {
 		case !down:
 			level := c.level
@@ -93,7 +96,7 @@ func (m *memory) Stats(context.Context) ([]outbox.ChannelStats, error) {
 			if s == nil {
 				s = &outbox.ChannelStats{Channel: outbox.Channel{System: outbox.SystemLatest, Name: id.channel}}
 				stats[id.channel] = s
-				if ch := m.channel(id.channel); ch.down {
+				if ch := m.channel(latest(id.channel)); ch.down {
 					s.Outage, s.Reason, s.Paused = true, ch.reason, max(0, ch.pausedUntil.Sub(m.now()))
 				}
 			}
@@ -101,7 +104,7 @@ func (m *memory) Stats(context.Context) ([]outbox.ChannelStats, error) {
 		}
 		return nil
 	})
-	all := []outbox.ChannelStats{}
+	all := m.journalStats()
 	for _, s := range stats {
 		if !m.is("stats leave out channels without due rows") || s.Due > 0 {
 			all = append(all, *s)
