@@ -23,7 +23,8 @@ func TestJournalIsItsModel(t *testing.T) {
 	onBoth(t, func(t *testing.T, s *site) { rapid.Check(t, property(s)) })
 }
 
-// FuzzJournal looks for verbs that do not: go test -fuzz FuzzJournal ./integration.
+// FuzzJournal looks for verbs that do not:
+// go test -run NONE -fuzz FuzzJournal -fuzzminimizetime 1x ./integration.
 func FuzzJournal(f *testing.F) {
 	for n := range 8 {
 		seed := make([]byte, 512*n)
@@ -151,7 +152,7 @@ func (d *trial) begin(t *rapid.T) {
 	m := d.model.messages[key]
 	if m != nil {
 		if _, unsure := d.model.unsure[m.Group]; unsure {
-			t.Skip("its group may or may not be leased")
+			return // its group may or may not be leased
 		}
 	}
 	r, err := d.store.BeginMessage(d.ctx, nil, d.ch.Name, key, length)
@@ -237,7 +238,7 @@ func (d *trial) drawSettlement(t *rapid.T, r outbox.Row) outbox.Settlement {
 func (d *trial) settle(t *rapid.T) {
 	d.T = t
 	if len(d.held) == 0 {
-		t.Skip("nothing was leased")
+		return
 	}
 	d.settleAll(t, d.drawSettlement(t, draw(t, "lease", d.held...)))
 }
@@ -246,7 +247,7 @@ func (d *trial) settle(t *rapid.T) {
 func (d *trial) settleRun(t *rapid.T) {
 	d.T = t
 	if len(d.held) == 0 {
-		t.Skip("nothing was leased")
+		return
 	}
 	ss, last := []outbox.Settlement{}, d.held[len(d.held)-1].Token
 	for _, r := range d.held {
@@ -271,7 +272,7 @@ func (d *trial) settleAll(t *rapid.T, ss ...outbox.Settlement) {
 func (d *trial) extend(t *rapid.T) {
 	d.T = t
 	if len(d.held) == 0 {
-		t.Skip("nothing was leased")
+		return
 	}
 	// Not shorter than what was leased: only who claims gives something up.
 	token, length, rows := draw(t, "lease", d.held...).Token, time.Hour, []outbox.Row{}

@@ -51,9 +51,10 @@ func TestSmokePut(t *testing.T) {
 		"union": ins + `SELECT p.created_at || ';0;' || p.seq FROM put AS p UNION ALL SELECT x.answer FROM ` + fn + ` WHERE NOT EXISTS (SELECT FROM put)`,
 		"all": ins + `SELECT p.created_at || ';0;' || p.seq, ` + nulls + ` FROM put AS p UNION ALL SELECT x.answer, ` + of + ` FROM ` + fn + ` WHERE NOT EXISTS (SELECT FROM put)`,
 	}
-	const n = 3000
-	for round := range 4 {
-		for _, name := range []string{"raw", "cte", "nulls", "union", "all", "put"} {
+	const n = 300
+	best := map[string]time.Duration{}
+	for round := range 60 {
+		for _, name := range []string{"raw", "cte", "put", "grouped"} {
 			s.exec(s.dialect.Render(`TRUNCATE {t:messages}, {t:groups}`))
 			start, wall := cpu(), time.Now()
 			for i := range n {
@@ -79,7 +80,11 @@ func TestSmokePut(t *testing.T) {
 				}
 				require.NoError(t, tx.Commit())
 			}
-			fmt.Println(name, (cpu()-start)/n, "wall", time.Since(wall)/n)
+			if d := (cpu() - start) / n; round > 0 && (best[name] == 0 || d < best[name]) {
+				best[name] = d
+			}
+			_ = wall
 		}
 	}
+	fmt.Println("wall", best)
 }

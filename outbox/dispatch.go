@@ -167,7 +167,7 @@ func (d *dispatch) allGone(items []*item) bool {
 // the rest goes on.
 func (d *dispatch) cut() (*batch, verdict) {
 	v := d.part
-	v.mute, d.part = d.total.mute, verdict{}
+	d.part = verdict{}
 	ended := make(map[string]bool, len(v.ss))
 	for i := range v.ss {
 		ended[v.ss[i].Row.Key] = true

@@ -29,7 +29,7 @@ var (
 	ErrSchema = errors.New("outbox schema")
 	// ErrCommit: the answer to a COMMIT was lost. The transaction may have taken effect: read before you write it again.
 	ErrCommit = errors.New("commit outcome unknown")
-	// ErrSettled: a send has settled its message itself, inside its own transaction.
+	// ErrSettled: a send has settled its message itself, inside its own transaction. A SendFunc returns it.
 	ErrSettled = errors.New("already settled")
 )
 
@@ -68,9 +68,10 @@ func (e *classError) Error() string {
 
 func (e *classError) Unwrap() error { return e.cause }
 
-// Permanent says that trying again will not help. A [Latest] entry is then
-// tried at the slowest backoff only (there is no newer state to wait for, and
-// dropping it would leave the sink stale). Never nil.
+// Permanent says that trying again will not help. A message is then dead, until
+// somebody retries or discards it. A [Latest] entry is tried at the slowest
+// backoff only (there is no newer state to wait for, and dropping it would
+// leave the sink stale). Never nil.
 func Permanent(cause error) error { return &classError{class: ClassPermanent, cause: cause} }
 
 // RetryAfter says that the row was not published and when to try again. A
@@ -91,7 +92,8 @@ func Defer(delay time.Duration) error {
 func Unavailable(cause error) error { return &classError{class: ClassUnavailable, cause: cause} }
 
 // Unknown says that the row may or may not have been published. A [Latest]
-// entry is published again, which its version makes safe. Never nil.
+// entry is published again, which its version makes safe; over a message,
+// SendOptions.Probe and OnUnknown decide. Never nil.
 func Unknown(cause error) error { return &classError{class: ClassUnknown, cause: cause} }
 
 // codeError carries a problem code.

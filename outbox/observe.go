@@ -11,8 +11,8 @@ type EventKind string
 const (
 	EventLook     EventKind = "look"     // asked the store when to claim; Rows: channels asked about
 	EventClaim    EventKind = "claim"    // claimed Rows entries, none included
-	EventPublish  EventKind = "publish"  // the publish function was called with Rows entries; Err: why the call failed (entries that it failed itself are in EventRetry)
-	EventSettle   EventKind = "settle"   // Rows entries were acknowledged
+	EventPublish  EventKind = "publish"  // the publish or send function was called with Rows entries or messages; Err: why the call failed (entries that it failed itself are in EventRetry)
+	EventSettle   EventKind = "settle"   // Rows entries were acknowledged, or messages sent
 	EventRetry    EventKind = "retry"    // Rows entries are to be tried again, the first in Delay
 	EventRelease  EventKind = "release"  // Rows entries were given back, their attempt not counted
 	EventUnread   EventKind = "unread"   // Rows entries cannot be decoded

@@ -18,7 +18,7 @@
 // value may reach the sink after a newer one: the sink must keep the highest
 // version it has seen of each key (package sink does so for SQL). A value that
 // is replaced before it was published may never be published: [Latest] is for
-// state, not for events.
+// state, not for events; see [Journal] for those.
 //
 // # The life of a row
 //
@@ -30,6 +30,14 @@
 //
 // A [Relay] does the right-hand side. Any number of relays, in any number of
 // processes, may share one database.
+//
+// # Messages
+//
+// A [Journal] keeps every message, each until it was sent or somebody decided
+// over it: for events, mail, webhooks, payments. A message is put in a
+// transaction and sent by the same relay. Where nobody knows whether a send
+// worked (a timeout, a crash), it is sent again, asked about, or kept as
+// unknown, as [SendOptions] say; it is never reported as what it may not be.
 //
 // This package holds the domain and the relay and imports only the standard
 // library. Package sqlstore keeps the rows.

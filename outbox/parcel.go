@@ -220,7 +220,7 @@ func (d *dispatch) decide(it *item) {
 		d.tally.lost++ // others may have it
 		return
 	case it.left:
-		d.b.leave(d.n, 1, errShutdown)
+		d.b.leave(d.n, 1, errUnasked)
 		d.tally.left++
 		return
 	case it.fate.kind == fateSettled:

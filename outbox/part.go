@@ -170,20 +170,17 @@ func again(ss []Settlement) []Settlement {
 func (c *channel) sift(n *run, busy []Settlement) (t tally, still []Settlement) {
 	for i := range busy {
 		s := &busy[i]
-		taken := false
+		err := ErrBusy
 		if s.Row.Group != "" {
-			err := n.ask(n.settling, readTimeout, func(ctx context.Context) error {
-				err := c.crew.sending.journal.stillBusy(ctx, Lease{Channel: c.name.Name, Key: s.Row.Key, Token: s.Row.Token})
-				taken = err == nil
-				return err
+			err = n.ask(n.settling, readTimeout, func(ctx context.Context) error {
+				return c.crew.sending.journal.stillBusy(ctx, Lease{Channel: c.name.Name, Key: s.Row.Key, Token: s.Row.Token})
 			})
-			taken = err == nil
 		}
-		if taken {
-			t.count(s.Outcome, ResultDone)
-		} else {
+		if err != nil {
 			still = append(still, *s)
+			continue
 		}
+		t.count(s.Outcome, ResultDone)
 	}
 	return t, still
 }

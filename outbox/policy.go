@@ -48,7 +48,10 @@ const (
 	fateHeld             // given back, because an earlier one of its group was not sent
 )
 
-var errLapsed = errors.New("lease of the last attempt lapsed, nobody knows whether it was sent")
+var (
+	errLapsed  = errors.New("lease of the last attempt lapsed, nobody knows whether it was sent")
+	errUnasked = errors.New("perhaps sent before, and the probe was not asked: the relay gives up its batch")
+)
 
 // fateOf says what is known of a message after a call that returned ref and
 // ended so.

@@ -27,14 +27,15 @@ type RelayOptions struct {
 	// Context makes the context of a publication from the headers that all
 	// entries of the batch have in common, by name and value, to go on with a
 	// trace. It is not called where there are none, and must return a child of
-	// ctx. Defaults to none. Batches of one (BatchSize 1) have all of theirs.
+	// ctx. Defaults to none. Batches of one (BatchSize 1) have all of theirs,
+	// and so has each message of a [Journal.Sender].
 	Context func(ctx context.Context, h Header) context.Context
 	// Observe is told every step, for metrics. It must be safe for concurrent
 	// use and must not block. Defaults to none.
 	Observe func(Event)
 }
 
-// A Relay publishes what the channels of its attachments hold. Any number of
+// A Relay publishes what the channels of its attachments hold, and sends their messages. Any number of
 // relays may work on one database. A relay runs at most four statements at a
 // time, however many channels it serves, and a fifth to extend leases; each
 // needs one connection, none is held while user code publishes, and a pool of

@@ -3,7 +3,7 @@ package outbox
 import "context"
 
 // An Attachment joins a channel to the function that publishes it; see
-// [Latest.Publisher]. It carries its store with it.
+// [Latest.Publisher], [Journal.Sender] and [Journal.BatchSender]. It carries its store with it.
 type Attachment interface {
 	// attach is unexported: only this package makes attachments.
 	attach() (source, error)

@@ -76,25 +76,20 @@ CREATE INDEX {i:groups_due_idx} ON {t:groups} (channel, due, grp);
 -- +goose StatementEnd
 
 -- put writes the messages whose keys are new: all that are grouped or begun, and what the plain
--- insert of the same statement found to exist (p_seqs tells the others' numbers). The last row has
--- ord 0 and in answer 'created_at;token;numbers', a number for each message, nothing for those that
--- existed, or '!' where a group forbids to begin; before it come the rows of those that existed.
--- A row that vanished between the insert and the look at it is tried again.
+-- insert of the same statement found to exist (p_seqs tells the others' numbers). It returns a JSON
+-- array [ordinal, whether it differs, its columns] for each that existed, then a last row
+-- 'created_at;token;numbers', with nothing for the numbers of those, or '!' where a group forbids to
+-- begin. One column, since each costs the plain insert, which has the same. A row that vanished
+-- between the insert and the look at it is tried again.
 -- +goose StatementBegin
 CREATE FUNCTION {t:put_1}(
     p_channel text, p_keys text[], p_groups text[], p_payloads bytea[], p_headers text[], p_delays bigint[],
     p_begin bigint, p_seqs bigint[], p_now bigint
-) RETURNS TABLE (
-    ord bigint, answer text, differs boolean,
-    place tid, key text, seq bigint, token bigint, attempt integer, payload bytea, headers text, created_at bigint,
-    due bigint, lease_until bigint, last_error text, grp text, outcome smallint, completed_at bigint, ref text,
-    code text, ambiguous boolean
-)
+) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 SET plan_cache_mode = force_generic_plan
 AS $outbox$
-#variable_conflict use_column
 DECLARE
     v_now   bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
     v_token bigint := 0;
@@ -138,9 +133,7 @@ BEGIN
                     WHERE m.channel = p_channel AND m.grp = s.grp AND m.outcome <> 1 AND m.grp <> '' OFFSET 0)
                 OR s.grp <> ALL (coalesce(v_fresh, '{}')) AND current_setting('transaction_isolation') <> 'read committed'
         ) THEN
-            ord := 0;
-            answer := '!';
-            RETURN NEXT;
+            RETURN NEXT '!';
             RETURN;
         END IF;
         v_token := nextval({s:token_seq}::regclass);
@@ -173,12 +166,12 @@ BEGIN
         v_left := cardinality(array_positions(v_seqs, NULL));
         EXIT WHEN v_left = 0;
         RETURN QUERY
-            SELECT s.ord, NULL::text, m.payload <> s.payload OR m.grp <> coalesce(s.grp, ''),
-                m.ctid, m.key, m.seq, m.token, m.attempt, m.payload, m.headers, m.created_at, m.due, m.lease_until,
-                m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, m.lapses > 0
+            SELECT json_build_array(s.ord, m.payload <> s.payload OR m.grp <> coalesce(s.grp, ''), json_build_array(
+                0, m.key, m.seq, m.token, m.attempt, encode(m.payload, 'base64'), m.headers, m.created_at, m.due, m.lease_until,
+                m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, m.lapses > 0))::text
             FROM unnest(v_seqs, p_keys, p_groups, p_payloads) WITH ORDINALITY AS s (seq, key, grp, payload, ord)
             CROSS JOIN LATERAL (
-                SELECT m.ctid, m.* FROM {t:messages} AS m WHERE m.channel = p_channel AND m.key = s.key OFFSET 0
+                SELECT m.* FROM {t:messages} AS m WHERE m.channel = p_channel AND m.key = s.key OFFSET 0
             ) AS m
             WHERE s.seq IS NULL;
         GET DIAGNOSTICS v_found = ROW_COUNT;
@@ -199,9 +192,7 @@ BEGIN
         FROM unnest(v_seqs, p_groups) AS s (seq, grp)
         WHERE g.channel = p_channel AND g.grp = s.grp AND s.grp <> '' AND s.seq IS NOT NULL;
     END IF;
-    ord := 0;
-    answer := v_now || ';' || v_token || ';' || array_to_string(v_seqs, ',', '');
-    RETURN NEXT;
+    RETURN NEXT v_now || ';' || v_token || ';' || array_to_string(v_seqs, ',', '');
 END
 $outbox$;
 -- +goose StatementEnd
