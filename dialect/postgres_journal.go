@@ -37,25 +37,25 @@ const (
 			ON CONFLICT (channel, key) DO NOTHING
 			RETURNING m.key, m.seq, m.created_at`
 	pgPutRest = `
+		)
 		SELECT p.created_at || ';0;' || p.seq FROM put AS p
 		UNION ALL
 		SELECT x FROM {t:put_1}($1::text, ARRAY[$2::text], ARRAY[$7::text], ARRAY[$3::bytea], ARRAY[$4::text], ARRAY[$5::bigint],
-			0, ARRAY[NULL::bigint], $6::bigint) AS x
+			0, ARRAY[NULL::bigint], `
+	pgPutLast = `, $6::bigint) AS x
 		WHERE NOT EXISTS (SELECT FROM put)`
 
 	pgPutOne = `
-		WITH put AS (` + pgPutNew + `(SELECT $2::text, $3::bytea, $4::text, $5::bigint, $7::text)` + pgPutDone + `
-		)` + pgPutRest
+		WITH put AS (` + pgPutNew + `(SELECT $2::text, $3::bytea, $4::text, $5::bigint, $7::text)` + pgPutDone + pgPutRest + `NULL` + pgPutLast
 
 	pgPutInGroup = `
 		WITH locked AS (
 			INSERT INTO {t:groups} AS g (channel, grp, due)
 			VALUES ($1::text, $7::text, coalesce($6::bigint, ` + pgNow + `) + $5::bigint)
 			ON CONFLICT (channel, grp) DO UPDATE SET due = excluded.due WHERE g.due = 9223372036854775806
-			RETURNING g.due
+			RETURNING g.xmax = 0 AS fresh
 		), put AS (` + pgPutNew + `(SELECT count(*) FROM locked) AS l
-			CROSS JOIN (SELECT $2::text, $3::bytea, $4::text, $5::bigint, $7::text)` + pgPutDone + `
-		)` + pgPutRest
+			CROSS JOIN (SELECT $2::text, $3::bytea, $4::text, $5::bigint, $7::text)` + pgPutDone + pgPutRest + `(SELECT l.fresh FROM locked AS l)` + pgPutLast
 
 	// The keys come sorted, and nothing promises that RETURNING keeps an order.
 	pgPutMany = `
@@ -68,11 +68,11 @@ const (
 		SELECT x FROM made CROSS JOIN LATERAL {t:put_1}($1::text, $2::text[], NULL, $3::bytea[], $4::text[], $5::bigint[], 0,
 			ARRAY(
 				SELECT p.seq FROM unnest($2::text[]) WITH ORDINALITY AS i (key, ord) LEFT JOIN put AS p ON p.key = i.key ORDER BY i.ord
-			), coalesce(made.now, $6::bigint)) AS x
+			), NULL, coalesce(made.now, $6::bigint)) AS x
 		WHERE made.n < cardinality($2::text[])`
 
 	pgPutOrdered = `
-		SELECT x FROM {t:put_1}($1::text, $2::text[], $7::text[], $3::bytea[], $4::text[], $5::bigint[], $8::bigint, NULL, $6::bigint) AS x`
+		SELECT x FROM {t:put_1}($1::text, $2::text[], $7::text[], $3::bytea[], $4::text[], $5::bigint[], $8::bigint, NULL, NULL, $6::bigint) AS x`
 )
 
 func (postgres) put(ctx context.Context, run Runner, d Dialect, p PutMessages, at now, existing func(i int, row Scanner) error) ([]PutMessage, error) {

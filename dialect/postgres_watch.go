@@ -41,7 +41,7 @@ var pgDuties = []struct {
 		"claim_1": "EXECUTE", "settle_1": "EXECUTE", "extend_1": "EXECUTE", "look_1": "EXECUTE", "look_2": "EXECUTE",
 	}},
 	{"put messages", map[string]string{
-		"messages": "SELECT,INSERT", "groups": "SELECT,INSERT,UPDATE", "seq": "USAGE", "token_seq": "USAGE", "put_1": "EXECUTE",
+		"messages": "SELECT,INSERT", "groups": "SELECT,INSERT,UPDATE,DELETE", "seq": "USAGE", "token_seq": "USAGE", "put_1": "EXECUTE",
 	}},
 	{"send messages", map[string]string{
 		"messages": "SELECT,UPDATE,DELETE", "groups": "SELECT,UPDATE,DELETE", "channels": "SELECT,INSERT,UPDATE",

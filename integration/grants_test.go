@@ -38,7 +38,6 @@ var (
 		`GRANT INSERT ON {t:channels} TO {role}`,
 		`GRANT UPDATE ON {t:channels} TO {role}`,
 		`GRANT USAGE ON SEQUENCE {t:token_seq} TO {role}`,
-		`GRANT SELECT ON {t:messages} TO {role}`, // for Stats
 	}
 	// Of who pauses, resumes, lists, discards, counts and fences.
 	operatorGrants = []string{
@@ -51,8 +50,6 @@ var (
 		`GRANT UPDATE ON {t:channels} TO {role}`,
 		`GRANT UPDATE ON SEQUENCE {t:seq} TO {role}`,
 		`GRANT UPDATE ON SEQUENCE {t:token_seq} TO {role}`,
-		`GRANT SELECT ON {t:messages} TO {role}`, // for Stats: a pause is of both systems
-		`GRANT SELECT ON {t:groups} TO {role}`,
 	}
 	// Of who calls migrations.Up at each start, where nothing is due.
 	startGrants = []string{

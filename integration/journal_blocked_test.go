@@ -154,6 +154,14 @@ func TestG5ScheduledHeadIsWaitedFor(t *testing.T) {
 		clock.Advance(time.Hour)
 		s.sendOnce(j, r.send, outbox.SendOptions{})
 		require.Equal(t, []string{"other", "later", "now"}, r.keys())
+
+		s.put(j, outbox.Message{Key: "first", Group: "g"}, outbox.Message{Key: "second", Group: "g", Delay: time.Hour}, outbox.Message{Key: "third", Group: "g"})
+		rows := s.take("mail", 10, time.Minute)
+		require.Equal(t, []string{"first"}, rowKeys(rows), "in the middle of a run too")
+		s.finish("mail", outbox.OutcomeDone, 0, rows...)
+		require.Empty(t, s.take("mail", 10, time.Minute))
+		clock.Advance(time.Hour)
+		require.Equal(t, []string{"second", "third"}, rowKeys(s.take("mail", 10, time.Minute)))
 	})
 }
 

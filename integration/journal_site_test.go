@@ -251,8 +251,3 @@ func rowKeys(rows []outbox.Row) (keys []string) {
 	}
 	return keys
 }
-
-// refusing fails messages with an error, always.
-func refusing(err error) outbox.SendFunc {
-	return func(context.Context, *outbox.Record) (string, error) { return "", err }
-}

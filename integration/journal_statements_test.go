@@ -17,7 +17,7 @@ func putRows(t *testing.T, store outbox.JournalStore, channel string, ms []outbo
 	t.Helper()
 	rows := make([]outbox.PutRow, len(ms))
 	for i, m := range ms {
-		rows[i] = outbox.PutRow{Key: m.Key, Group: m.Group, Payload: m.Payload, Header: m.Header, Delay: m.Delay}
+		rows[i] = outbox.PutRow(m)
 	}
 	answers, err := store.PutRows(context.Background(), nil, channel, rows, begin)
 	require.NoError(t, err)

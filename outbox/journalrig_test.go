@@ -165,15 +165,3 @@ func sorted(ks []string) []string {
 	slices.Sort(ks)
 	return ks
 }
-
-// outcomes are those of the settlements of a message, in order.
-func (g *journalRig) outcomes(key string) (list []Outcome) {
-	g.store.mu.Lock()
-	defer g.store.mu.Unlock()
-	for _, s := range g.store.ended {
-		if s.Row.Key == key {
-			list = append(list, s.Outcome)
-		}
-	}
-	return list
-}

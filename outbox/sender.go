@@ -67,7 +67,7 @@ const (
 
 const (
 	DeleteOnSent time.Duration = -1 // Retention: a message that was sent is deleted at once
-	NoLimit                    = -1 // MaxAttempts: a message is tried for ever
+	NoLimit      int           = -1 // MaxAttempts: a message is tried for ever
 )
 
 // SendOptions are what only the sending process sets. The zero value works.

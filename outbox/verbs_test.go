@@ -146,7 +146,7 @@ func TestMarkFailedFollowsTheClassOfTheError(t *testing.T) {
 				require.Equal(t, c.err.Error(), m.LastError)
 				require.Equal(t, Code(c.err), m.Code)
 				if m.open() {
-					wait := m.Due.Sub(time.Now())
+					wait := time.Until(m.Due)
 					require.GreaterOrEqual(t, wait, c.min)
 					require.LessOrEqual(t, wait, c.max)
 				}

@@ -197,6 +197,8 @@ BEGIN
         RETURN;
     END IF;
     v_done := coalesce(v_done, '{}');
+    -- From here on no row is waited for. A moment may be, for room in a table that many write to.
+    PERFORM set_config('lock_timeout', '5000', true);
 
     WITH held AS (
         SELECT l.ctid AS tid, coalesce(s.outcome, 1) AS outcome, s.delay, s.error

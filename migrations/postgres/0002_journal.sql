@@ -75,8 +75,9 @@ CREATE TABLE {t:groups} (
 CREATE INDEX {i:groups_due_idx} ON {t:groups} (channel, due, grp);
 -- +goose StatementEnd
 
--- put writes the messages whose keys are new: all that are grouped or begun, and what the plain
--- insert of the same statement found to exist (p_seqs tells the others' numbers). It returns a JSON
+-- put writes the messages whose keys are new: all that come in several with groups, or begun, and
+-- what the plain insert of the same statement found to exist. Then p_seqs tells the others' numbers,
+-- and p_fresh whether the insert before it made its one group a row, or changed it. It returns a JSON
 -- array [ordinal, whether it differs, its columns] for each that existed, then a last row
 -- 'created_at;token;numbers', with nothing for the numbers of those, or '!' where a group forbids to
 -- begin. One column, since each costs the plain insert, which has the same. A row that vanished
@@ -84,7 +85,7 @@ CREATE INDEX {i:groups_due_idx} ON {t:groups} (channel, due, grp);
 -- +goose StatementBegin
 CREATE FUNCTION {t:put_1}(
     p_channel text, p_keys text[], p_groups text[], p_payloads bytea[], p_headers text[], p_delays bigint[],
-    p_begin bigint, p_seqs bigint[], p_now bigint
+    p_begin bigint, p_seqs bigint[], p_fresh boolean, p_now bigint
 ) RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
@@ -96,12 +97,12 @@ DECLARE
     v_seqs  bigint[] := coalesce(p_seqs, array_fill(NULL::bigint, ARRAY[cardinality(p_keys)]));
     v_drawn bigint[];
     v_put   bigint[];
-    v_fresh text[]; -- groups that had no row
-    v_woken text[]; -- groups that had one and no open message
+    v_fresh text[] := CASE WHEN p_fresh THEN p_groups END;     -- groups that had no row
+    v_woken text[] := CASE WHEN NOT p_fresh THEN p_groups END; -- groups that had one and no open message
     v_left  integer;
     v_found integer;
 BEGIN
-    IF p_groups IS NOT NULL THEN
+    IF p_groups IS NOT NULL AND p_seqs IS NULL THEN
         -- The lock, also of a row that is left as it is, waits for every Put into the group to end.
         WITH locked AS (
             INSERT INTO {t:groups} AS g (channel, grp, due)
@@ -613,6 +614,8 @@ BEGIN
         v_ords := NULL;
     END;
     v_ords := coalesce(v_ords, '{}');
+    -- From here on no row is waited for. A moment may be, for room in a table that many write to.
+    PERFORM set_config('lock_timeout', '5000', true);
 
     IF cardinality(v_ords) < cardinality(p_keys) THEN
         WITH held AS (
@@ -942,28 +945,45 @@ SET plan_cache_mode = force_generic_plan
 AS $outbox$
 #variable_conflict use_column
 DECLARE
-    v_now    bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
-    v_system smallint;
-    v_name   text;
-    v_oldest bigint;
-    v_first  bigint;
-    v_more   bigint[];
+    v_now      bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
+    v_systems  boolean[]; -- which may be looked at
+    v_latest   text[];
+    v_journals text[];
+    v_system   smallint;
+    v_name     text;
+    v_oldest   bigint;
+    v_first    bigint;
+    v_more     bigint[];
 BEGIN
+    -- A role that is there for one system only may not look at the other.
+    v_systems := ARRAY[has_table_privilege({s:entries}, 'SELECT'), has_table_privilege({s:messages}, 'SELECT')];
+    IF v_systems[1] THEN
+        v_latest := ARRAY(
+            WITH RECURSIVE held (name) AS (
+                (SELECT e.channel FROM {t:entries} AS e ORDER BY e.channel LIMIT 1)
+                UNION ALL
+                SELECT (SELECT e.channel FROM {t:entries} AS e WHERE e.channel > h.name ORDER BY e.channel LIMIT 1)
+                FROM held AS h WHERE h.name IS NOT NULL
+            )
+            SELECT h.name FROM held AS h WHERE h.name IS NOT NULL
+        );
+    END IF;
+    IF v_systems[2] THEN
+        v_journals := ARRAY(
+            WITH RECURSIVE kept (name) AS (
+                (SELECT m.channel FROM {t:messages} AS m ORDER BY m.channel LIMIT 1)
+                UNION ALL
+                SELECT (SELECT m.channel FROM {t:messages} AS m WHERE m.channel > k.name ORDER BY m.channel LIMIT 1)
+                FROM kept AS k WHERE k.name IS NOT NULL
+            )
+            SELECT k.name FROM kept AS k WHERE k.name IS NOT NULL
+        );
+    END IF;
     FOR v_system, v_name IN
-        WITH RECURSIVE held (name) AS (
-            (SELECT e.channel FROM {t:entries} AS e ORDER BY e.channel LIMIT 1)
-            UNION ALL
-            SELECT (SELECT e.channel FROM {t:entries} AS e WHERE e.channel > h.name ORDER BY e.channel LIMIT 1)
-            FROM held AS h WHERE h.name IS NOT NULL
-        ), kept (name) AS (
-            (SELECT m.channel FROM {t:messages} AS m ORDER BY m.channel LIMIT 1)
-            UNION ALL
-            SELECT (SELECT m.channel FROM {t:messages} AS m WHERE m.channel > k.name ORDER BY m.channel LIMIT 1)
-            FROM kept AS k WHERE k.name IS NOT NULL
-        )
-        SELECT 1, h.name FROM held AS h WHERE h.name IS NOT NULL
-        UNION SELECT 2, k.name FROM kept AS k WHERE k.name IS NOT NULL
-        UNION SELECT c.system, c.name FROM {t:channels} AS c WHERE c.system > 0 AND (c.paused_until > 0 OR c.outage_level > 0)
+        SELECT 1::smallint, unnest(v_latest)
+        UNION SELECT 2::smallint, unnest(v_journals)
+        UNION SELECT c.system, c.name FROM {t:channels} AS c
+        WHERE c.system > 0 AND v_systems[c.system] AND (c.paused_until > 0 OR c.outage_level > 0)
     LOOP
         system := v_system;
         name := v_name;
