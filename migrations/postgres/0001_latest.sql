@@ -106,7 +106,7 @@ RETURNS TABLE (
     tombstone boolean, staged_at bigint, due bigint, lease_until bigint, last_error text, probe boolean
 )
 LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $outbox$
 #variable_conflict use_column
 DECLARE
@@ -173,6 +173,7 @@ CREATE FUNCTION {t:settle_1}(
 ) RETURNS TABLE (ord bigint, result smallint)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET jit = off SET plan_cache_mode = force_generic_plan
 SET lock_timeout = 1
 AS $outbox$
 #variable_conflict use_column
@@ -273,6 +274,7 @@ CREATE FUNCTION {t:extend_1}(p_channel text, p_keys text[], p_tokens bigint[], p
 RETURNS TABLE (ord bigint, result smallint)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET jit = off SET plan_cache_mode = force_generic_plan
 AS $outbox$
 #variable_conflict use_column
 DECLARE
@@ -312,6 +314,7 @@ RETURNS TABLE (wait bigint, paused bigint, outage boolean)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off
+SET jit = off SET plan_cache_mode = force_generic_plan
 AS $outbox$
 DECLARE
     v_now bigint := coalesce(p_now, (date_part('epoch', clock_timestamp()) * 1000000)::bigint);
