@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 	"time"
 	_ "time/tzdata"
@@ -194,6 +195,8 @@ func TestEveryQueryReadsNothingOneAndMany(t *testing.T) {
 			t.Helper()
 			stats, err := r.Stats(t.Context())
 			require.NoError(t, err)
+			// A pause is of the name, in both systems, and shows in both.
+			stats = slices.DeleteFunc(stats, func(c outbox.ChannelStats) bool { return c.Channel.System != outbox.SystemLatest })
 			require.Len(t, stats, 1)
 			looks, err := s.store.Look(t.Context(), []outbox.Channel{ch, latestChannel("none")})
 			require.NoError(t, err)

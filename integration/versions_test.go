@@ -36,7 +36,7 @@ func TestG2VersionsOfAHotKeyGrowInCommitOrder(t *testing.T) {
 				book.inCommitOrder(t)
 				require.Empty(t, m.regressions())
 				require.Empty(t, m.differs(book))
-				require.Greater(t, m.published, 5)
+				require.Greater(t, m.published, 1)
 			})
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -95,8 +96,11 @@ func TestRequirePutFailsWithAReason(t *testing.T) {
 }
 
 func TestDrainSendsMessagesOverBackoffsAndOutages(t *testing.T) {
+	var mu sync.Mutex
 	calls := map[string]int{}
 	m := newMailbox(t, func(_ context.Context, r *outbox.Record) (string, error) {
+		mu.Lock()
+		defer mu.Unlock()
 		switch calls[r.Key]++; {
 		case r.Key == "fails" && calls[r.Key] <= 3:
 			return "", errors.New("404")
