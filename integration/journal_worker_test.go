@@ -134,6 +134,9 @@ func (o order) run(ctx context.Context, db *sql.DB, store *sqlstore.Store) error
 		return ref, err
 	}
 	so := o.Errand.Policy.options(b)
+	if o.Errand.Wander > 0 { // what is parked must not keep the rest of its group
+		so.Order = outbox.Skip
+	}
 	so.Lease, so.Workers, so.BatchSize, so.MaxAttempts = o.Lease, o.Errand.Workers, o.BatchSize, o.Errand.MaxAttempts
 	if key := o.Errand.Deliver; key != "" {
 		return o.deliver(ctx, store, j, key, send, so)
