@@ -66,13 +66,22 @@ func (sqlite) discard(ctx context.Context, db *sql.DB, d Dialect, channel, key s
 	return ResultStale, err
 }
 
+// updateEntries changes entries by their ids, those of a query: by an upsert,
+// for the reason told at updateMessages.
+func updateEntries(ids string) string {
+	return `
+		INSERT INTO {t:entries} (id, version, due, staged_at, tombstone, channel, key, payload)
+		SELECT id, 0, 0, 0, 0, '', id, x'' FROM (` + ids + `) WHERE true
+		ON CONFLICT (id) DO UPDATE SET `
+}
+
 // claim leases due rows where the channel is not paused; after an outage one,
 // for the caller whose token the probe then carries. It looks before it takes
 // the write lock: most looks find nothing.
 func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error {
 	found := false
 	peek := d.rendered(Statement{
-		`SELECT 1 FROM {t:entries} WHERE channel = ?1 AND due <= ?2 AND lease_until <= ?2 LIMIT 1`, []any{c.Channel, at},
+		`SELECT 1 FROM {t:entries} INDEXED BY {i:entries_due_idx} WHERE channel = ?1 AND due <= ?2 AND lease_until <= ?2 LIMIT 1`, []any{c.Channel, at},
 	})
 	if err := each(ctx, db, peek, func(*sql.Rows) error { found = true; return nil }); err != nil || !found {
 		return err
@@ -81,15 +90,14 @@ func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now,
 		UPDATE {t:seq} SET token = max(token + 1, ?4);
 		UPDATE {t:channels} SET probe_until = ?4 + ?3, probe_token = (SELECT token FROM {t:seq})
 		WHERE system = 1 AND name = ?1 AND outage_level > 0 AND max(paused_until, outage_until, probe_until) <= ?4;
-		UPDATE {t:entries} SET lease_until = ?4 + ?3, token = (SELECT token FROM {t:seq}), attempt = min(attempt, 2147483646) + 1
-		WHERE id IN (
-			SELECT id FROM {t:entries} WHERE channel = ?1 AND due <= ?4 AND lease_until <= ?4
+		` + updateEntries(`
+			SELECT id FROM {t:entries} INDEXED BY {i:entries_due_idx} WHERE channel = ?1 AND due <= ?4 AND lease_until <= ?4
 			ORDER BY due, id LIMIT coalesce((
 				SELECT CASE WHEN max(paused_until, outage_until) > ?4 THEN 0 WHEN outage_level = 0 THEN ?2
 					ELSE probe_token = (SELECT token FROM {t:seq}) END
 				FROM {t:channels} WHERE system = 1 AND name = ?1
-			), ?2)
-		)
+			), ?2)`) + `
+			lease_until = ?4 + ?3, token = (SELECT token FROM {t:seq}), attempt = min(attempt, 2147483646) + 1
 		RETURNING id, ` + rowColumns + `,
 			EXISTS (SELECT 1 FROM {t:channels} WHERE system = 1 AND name = ?1 AND outage_level > 0)`,
 		[]any{c.Channel, c.Limit, c.Lease, at},
@@ -142,8 +150,9 @@ func sqlitePublished(ctx context.Context, q Querier, d Dialect, s Settle, result
 	}
 	for token, b := range batches {
 		st := d.rendered(Statement{`
-			DELETE FROM {t:entries} WHERE id IN (SELECT value FROM json_each(?1))
-				AND version IN (SELECT value FROM json_each(?2)) AND token = ?3 AND lease_until > 0
+			INSERT INTO {t:entries_gone} (id)
+			SELECT i.value FROM json_each(?1) AS i WHERE (SELECT e.lease_until FROM {t:entries} AS e
+				WHERE e.id = i.value AND e.token = ?3 AND e.version IN (SELECT value FROM json_each(?2))) > 0
 			RETURNING id`,
 			[]any{toJSON(b.ids), toJSON(b.versions), token},
 		})
@@ -218,11 +227,11 @@ func (sqlite) extend(ctx context.Context, db *sql.DB, d Dialect, e Extend, at no
 		ordinals[id] = i
 		held[i] = [2]int64{int64(id), e.Tokens[i]}
 	}
-	st := d.rendered(Statement{`
-		UPDATE {t:entries} SET lease_until = ?2 + ?3 WHERE id IN (
-			SELECT e.id FROM json_each(?1) AS s CROSS JOIN {t:entries} AS e ON e.id = s.value ->> 0
-			WHERE e.token = s.value ->> 1 AND e.lease_until > 0
-		) RETURNING id`,
+	st := d.rendered(Statement{
+		updateEntries(`
+			SELECT s.value ->> 0 AS id FROM json_each(?1) AS s
+			WHERE (SELECT e.lease_until FROM {t:entries} AS e WHERE e.id = s.value ->> 0 AND e.token = s.value ->> 1) > 0`) + `
+			lease_until = ?2 + ?3 RETURNING id`,
 		[]any{toJSON(held), at, e.Lease},
 	})
 	return results, immediate(ctx, db, func(ctx context.Context, q Querier) error {

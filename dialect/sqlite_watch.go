@@ -31,12 +31,12 @@ func (sqlite) look(l Look, at now) Statement {
 // something will be, or the first lease of the oldest rows lapses.
 const (
 	nextEntry = `coalesce(
-		(SELECT 0 FROM {t:entries} AS e WHERE e.channel = a.name AND e.due <= ?2 AND e.lease_until <= ?2 LIMIT 1),
+		(SELECT 0 FROM {t:entries} AS e INDEXED BY {i:entries_due_idx} WHERE e.channel = a.name AND e.due <= ?2 AND e.lease_until <= ?2 LIMIT 1),
 		(SELECT min(n.at) FROM (
-			SELECT min(e.due) AS at FROM {t:entries} AS e WHERE e.channel = a.name AND e.due > ?2
+			SELECT min(e.due) AS at FROM {t:entries} AS e INDEXED BY {i:entries_due_idx} WHERE e.channel = a.name AND e.due > ?2
 			UNION ALL
 			SELECT min(l.lease_until) FROM (
-				SELECT e.lease_until FROM {t:entries} AS e WHERE e.channel = a.name AND e.due <= ?2 AND e.lease_until > ?2
+				SELECT e.lease_until FROM {t:entries} AS e INDEXED BY {i:entries_due_idx} WHERE e.channel = a.name AND e.due <= ?2 AND e.lease_until > ?2
 				ORDER BY e.due, e.id LIMIT 100) AS l
 		) AS n))`
 	nextMessage = `coalesce(

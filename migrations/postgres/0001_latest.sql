@@ -252,7 +252,8 @@ BEGIN
     RETURN QUERY
         SELECT s.ord, (CASE
             WHEN s.version = ANY (v_freed) THEN 2
-            WHEN e.version IS NULL THEN CASE WHEN p_again[s.ord] THEN 1 ELSE 3 END
+            WHEN e.version IS NULL OR e.lease_until = 0 -- gone, or gone and staged anew
+                THEN CASE WHEN p_again[s.ord] THEN 1 ELSE 3 END
             WHEN e.token <> s.token THEN 3
             WHEN e.lease_until > 0 THEN 4
             WHEN e.lease_until = -coalesce(s.outcome, 1) THEN 1 -- the same again

@@ -193,6 +193,7 @@ func goneRowIsStaleUnlessSettledAgain(f *fixture) {
 	f.put("a", "newer") // a row of its own, which the old settlement must leave alone
 	before := f.row("a")
 	f.settleAll("a's former row", []outbox.Settlement{done(a)}, outbox.ResultStale)
+	f.settleAll("a's former row, and said so", []outbox.Settlement{again(done(a))}, outbox.ResultDone)
 	f.equal("a's new row", f.row("a"), before)
 }
 
