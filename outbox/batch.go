@@ -78,6 +78,11 @@ func (b *batch) process(n *run) tally {
 	if n.stopping() {
 		return b.settle(n, giveBack(b.rows, 0))
 	}
+	if !time.Now().Before(b.hold.surely()) { // the process stood still since the claim: others may have them
+		b.c.r.log.Warn("outbox: leases all but over before the publication, entries are given back",
+			"channel", b.c.name.Name, "entries", len(b.rows))
+		return b.settle(n, giveBack(b.rows, 0))
+	}
 	t := b.setAside(n)
 	if len(b.rows) == 0 {
 		return t

@@ -104,9 +104,7 @@ func (d *dispatch) look(now time.Time) {
 		d.busy = true
 		go func(part *batch, v verdict) { d.settled <- part.settlePart(d.n, v, ending{}) }(d.cut())
 	}
-	if !now.Before(d.b.hold.next) && len(d.b.hold.live) > 0 {
-		d.extend()
-	}
+	d.hold(now)
 	for _, k := range append([]*call(nil), d.out...) {
 		if d.impatient(k, now) {
 			d.giveUp(k)
@@ -122,6 +120,13 @@ func (d *dispatch) close() {
 	d.c.unstarted(-len(waiting))
 	for _, p := range waiting {
 		d.goOn(p)
+	}
+}
+
+// hold extends the leases when it is time to.
+func (d *dispatch) hold(now time.Time) {
+	if !now.Before(d.b.hold.next) && len(d.b.hold.live) > 0 {
+		d.extend()
 	}
 }
 

@@ -1,6 +1,9 @@
 package outbox
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // A parcel is what one worker sends: with a Sender a message, or a run of a
 // group, one after another; with a BatchSender a whole batch at once. It goes
@@ -147,8 +150,10 @@ func (d *dispatch) open(p *parcel) {
 	}
 }
 
-// send sends what is to be sent of the window.
+// send sends what is to be sent of the window. The process may have stood
+// still for longer than the leases last, so it looks at them first.
 func (d *dispatch) send(p *parcel) {
+	d.hold(time.Now())
 	var batch []*item
 	var held map[string]bool // groups in which a message is not sent
 	window := p.window()
@@ -190,7 +195,7 @@ func (d *dispatch) sends(p *parcel, it *item, held map[string]bool) bool {
 	case it.apart:
 		it.fate = fate{kind: fateHeld, delay: jitter(asidePause)}
 		return false
-	case p.held || d.closed || held[it.row.Group]:
+	case p.held || d.closed || d.gone(it) || held[it.row.Group]:
 		it.fate = fate{kind: fateHeld}
 		return false
 	}
