@@ -17,8 +17,12 @@ type postgres struct{}
 func (postgres) name() string    { return "postgres" }
 func (postgres) hostClock() bool { return false }
 
-// pgNow is the database's clock where the caller gives none.
-const pgNow = `(date_part('epoch', clock_timestamp()) * 1000000)::bigint`
+// The database's clock, where the caller gives none.
+const (
+	pgNow = `(date_part('epoch', clock_timestamp()) * 1000000)::bigint`
+	// pgStatementNow is the same each time that one statement asks.
+	pgStatementNow = `(date_part('epoch', statement_timestamp()) * 1000000)::bigint`
+)
 
 // Staging. A version must grow in commit order for its key. In DO UPDATE it is
 // drawn under the row's lock and does. In the plain insert it is drawn before
@@ -35,9 +39,9 @@ const (
 	pgToken  = `pg_sequence_last_value({s:token_seq}::regclass)`
 	pgInsert = `
 		INSERT INTO {t:entries} AS e (version, token, channel, key, payload, headers, tombstone, due, staged_at)
-		SELECT nextval({s:seq}::regclass), s.token, $1::text, s.key, s.payload, s.headers, s.tombstone,
-			CASE WHEN $6::bigint > 0 THEN (s.now + $6::bigint - 1) / $6::bigint * $6::bigint ELSE s.now END, s.now
-		FROM `
+		SELECT nextval({s:seq}::regclass), s.token, $1::text, `
+	pgFrom   = `, s.now FROM (SELECT coalesce(` + pgToken + `, 0) AS token, `
+	pgDue    = `CASE WHEN $6::bigint > 0 THEN (s.now + $6::bigint - 1) / $6::bigint * $6::bigint ELSE s.now END`
 	pgUpsert = `
 		ON CONFLICT (channel, key) DO UPDATE SET
 			version = nextval({s:seq}::regclass), payload = excluded.payload, headers = excluded.headers,
@@ -48,12 +52,15 @@ const (
 	pgVersion = `CASE WHEN e.xmax = 0 AND ` + pgToken + ` IS DISTINCT FROM e.token
 			THEN {t:redraw_1}(e.ctid) ELSE e.version END`
 
-	pgStageOne = pgInsert + `(SELECT coalesce(` + pgToken + `, 0) AS token, coalesce($7::bigint, ` + pgNow + `) AS now,
-			$2::text AS key, $3::bytea AS payload, $4::text AS headers, $5::boolean AS tombstone OFFSET 0) AS s` +
-		pgUpsert + `(` + pgVersion + `)::text`
+	// One row without a window to round to nor a clock to obey is the most of
+	// what is staged, and each expression costs.
+	pgOne        = pgInsert + `$2::text, $3::bytea, $4::text, $5::boolean, `
+	pgOneAnswer  = ` AS now OFFSET 0) AS s` + pgUpsert + `(` + pgVersion + `)::text`
+	pgStagePlain = pgOne + `s.now` + pgFrom + pgStatementNow + pgOneAnswer
+	pgStageOne   = pgOne + pgDue + pgFrom + `coalesce($7::bigint, ` + pgStatementNow + `)` + pgOneAnswer
 
 	// The keys come sorted, and nothing promises that RETURNING keeps an order.
-	pgStage = `WITH staged AS (` + pgInsert + `(SELECT coalesce(` + pgToken + `, 0) AS token, n.now, i.*
+	pgStage = `WITH staged AS (` + pgInsert + `s.key, s.payload, s.headers, s.tombstone, ` + pgDue + pgFrom + `n.now, i.*
 			FROM (SELECT coalesce($7::bigint, ` + pgNow + `) AS now OFFSET 0) AS n
 			CROSS JOIN unnest($2::text[], $3::bytea[], $4::text[], $5::boolean[]) AS i (key, payload, headers, tombstone) OFFSET 0) AS s` +
 		pgUpsert + `e.key, ` + pgVersion + ` AS version)
@@ -62,7 +69,11 @@ const (
 
 func (postgres) stage(s Stage, at now) Statement {
 	if len(s.Keys) == 1 {
-		return Statement{pgStageOne, []any{s.Channel, s.Keys[0], s.Payloads[0], s.Headers[0], s.Tombstones[0], s.Delay, at}}
+		args := []any{s.Channel, s.Keys[0], s.Payloads[0], s.Headers[0], s.Tombstones[0], s.Delay, at}
+		if s.Delay == 0 && at == nil {
+			return Statement{pgStagePlain, args[:5]}
+		}
+		return Statement{pgStageOne, args}
 	}
 	return Statement{pgStage, []any{s.Channel, s.Keys, s.Payloads, s.Headers, s.Tombstones, s.Delay, at}}
 }

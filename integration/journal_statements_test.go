@@ -87,7 +87,11 @@ func TestJournalCallsAreOneRoundTripEach(t *testing.T) {
 				}},
 			} {
 				if trips := c.during(step.call); round > 0 {
-					require.Equal(t, 1, trips, step.name)
+					expected := 1
+					if step.name == "put of what exists" && s.postgres() {
+						expected = 2 // so that a Put of what is new costs less
+					}
+					require.Equal(t, expected, trips, step.name)
 				}
 			}
 			s.wipe()

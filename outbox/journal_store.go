@@ -27,7 +27,8 @@ type JournalStore interface {
 	// that long, attempt 1; a grouped message that is not the first open one
 	// of its group, or whose group is leased or blocked by a dead or unknown
 	// one, is then refused by ErrBlocked before anything is written.
-	// A statement and a round trip for up to 10,000 rows (SQLite: 1,000).
+	// A statement and a round trip for up to 10,000 rows (SQLite: 1,000), two
+	// for a single row that exists.
 	PutRows(ctx context.Context, tx Tx, channel string, rows []PutRow, begin time.Duration) ([]PutAnswer, error)
 
 	// ClaimMessages leases due messages of a channel, oldest due first, and

@@ -46,7 +46,7 @@ func (s *Store) PutRows(ctx context.Context, tx outbox.Tx, channel string, rows 
 	for part := range slices.Chunk(rows, s.d.StageLimit()) {
 		p, err := putMessages(channel, part, begin)
 		if err != nil {
-			return nil, fmt.Errorf("put %s: %w", putting(channel, rows), err)
+			return nil, fmt.Errorf("put %s: %w", putting{channel, rows}, err)
 		}
 		parts = append(parts, p)
 	}
@@ -62,22 +62,28 @@ func (s *Store) PutRows(ctx context.Context, tx outbox.Tx, channel string, rows 
 			return nil // the transaction is as good as before
 		}
 		return err
-	}, "put %s", putting(channel, rows))
+	}, "put %s", putting{channel, rows})
 	switch {
 	case err != nil:
 		return nil, err
 	case blocked:
-		return nil, fmt.Errorf("put %s: %w", putting(channel, rows), outbox.ErrBlocked)
+		return nil, fmt.Errorf("put %s: %w", putting{channel, rows}, outbox.ErrBlocked)
 	}
 	s.hintPut(channel, rows, answers)
 	return answers, nil
 }
 
-func putting(channel string, rows []outbox.PutRow) string {
-	if len(rows) == 1 {
-		return fmt.Sprintf("key %q in channel %q", rows[0].Key, channel)
+// putting is what is being put, for an error: its text is made only then.
+type putting struct {
+	channel string
+	rows    []outbox.PutRow
+}
+
+func (p putting) String() string {
+	if len(p.rows) == 1 {
+		return fmt.Sprintf("key %q in channel %q", p.rows[0].Key, p.channel)
 	}
-	return fmt.Sprintf("%d messages in channel %q", len(rows), channel)
+	return fmt.Sprintf("%d messages in channel %q", len(p.rows), p.channel)
 }
 
 // hintPut tells the relays of this process what was put, and when the first of
@@ -118,10 +124,13 @@ func putMessages(channel string, rows []outbox.PutRow, begin time.Duration) (dia
 
 // put writes up to StageLimit messages and appends their answers.
 func (s *Store) put(ctx context.Context, run dialect.Runner, p dialect.PutMessages, answers []outbox.PutAnswer) ([]outbox.PutAnswer, error) {
-	existing := make(map[int]outbox.Row)
+	var existing map[int]outbox.Row
 	made, err := s.d.PutMessages(ctx, run, p, s.now(), func(i int, row dialect.Scanner) error {
 		var r outbox.Row
 		err := scanMessage(row, &r)
+		if existing == nil {
+			existing = make(map[int]outbox.Row)
+		}
 		existing[i] = r
 		return err
 	})

@@ -19,6 +19,10 @@ type JournalSuite struct {
 	Clock *Clock
 	// OneWriter says that the database has one writer at a time: see [LatestSuite].
 	OneWriter bool
+	// OwnTx says that the store has no transactions but its own: it refuses
+	// those of callers by outbox.ErrTx. What only such a transaction can show
+	// is then left out. Open returns a nil database.
+	OwnTx bool
 	// Corrupt, where set, makes the stored headers of a message unreadable, as
 	// a foreign program might. Where nil, that is not tried.
 	Corrupt func(t *testing.T, db *sql.DB, channel, key string)
@@ -56,9 +60,12 @@ func (s JournalSuite) tests() []journalTest {
 	all := slices.Concat(messageWatchTests, putTests, begunTests, messageValueTests, messageClaimTests, lapseTests, groupTests, blockTests,
 		messageSettleTests, messageExtendTests, stateTests, verbTests, messageListTests, amendTests, purgeTests,
 		messageRaceTests)
-	if s.OneWriter {
+	switch {
+	case s.OwnTx:
+		all = append(slices.DeleteFunc(all, needsCallersTx), ownTxTests...)
+	case s.OneWriter:
 		all = append(all, messageOneWriterTests...)
-	} else {
+	default:
 		all = append(all, messageLockTests...)
 	}
 	if s.Clock != nil {

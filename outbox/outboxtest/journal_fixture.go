@@ -33,6 +33,23 @@ func (f *journalFixture) hurry() *journalFixture {
 	return &quick
 }
 
+// begin begins a transaction that the subtest's end rolls back: nil, for one
+// of the store's own in each call, where the store has no others.
+func (f *journalFixture) begin() *sql.Tx {
+	f.Helper()
+	if f.db == nil {
+		return nil
+	}
+	return f.base.begin()
+}
+
+func (f *journalFixture) commit(tx *sql.Tx) {
+	f.Helper()
+	if tx != nil {
+		f.base.commit(tx)
+	}
+}
+
 // message is a message to put; group "" is no order.
 func message(key, group string) outbox.PutRow {
 	return outbox.PutRow{Key: key, Group: group, Payload: []byte("payload of " + key)}
