@@ -78,7 +78,7 @@ func (postgres) stage(s Stage, at now) Statement {
 	return Statement{pgStage, []any{s.Channel, s.Keys, s.Payloads, s.Headers, s.Tombstones, s.Delay, at}}
 }
 
-func (postgres) prepared() string { return "" } // pgx keeps its own
+func (postgres) prepared() []string { return nil } // pgx keeps its own
 
 // versions: one text with all of them is a third cheaper to send and read than a row each.
 func (postgres) versions(answer string, n int) ([]int64, error) {

@@ -66,7 +66,15 @@ func updateGroups(parameter int) string {
 		ON CONFLICT (channel, grp) DO UPDATE SET `
 }
 
-// put inserts what is new and tells by one count whether that was all.
+// putOne puts one message without a group; a trigger moves the counter on.
+const putOne = `
+	INSERT INTO {t:messages} (seq, channel, key, payload, headers, created_at, due)
+	VALUES ((SELECT max(version + 1, ?1) FROM {t:seq}), ?2, ?3, ?4, ?5, ?1, ?1 + ?6)
+	ON CONFLICT (channel, key) DO NOTHING
+	RETURNING seq`
+
+// put inserts what is new and tells by one count whether that was all. One
+// message, nearly always new, is tried alone first.
 func (s sqlite) put(ctx context.Context, run Runner, d Dialect, p PutMessages, at now, existing func(i int, row Scanner) error) ([]PutMessage, error) {
 	if p.Begin > 0 {
 		if err := sqliteBlocked(ctx, run, d, p, at); err != nil {
@@ -74,6 +82,13 @@ func (s sqlite) put(ctx context.Context, run Runner, d Dialect, p PutMessages, a
 		}
 	}
 	var last, token, created int64
+	if len(p.Keys) == 1 && p.Groups[0] == "" && p.Begin == 0 {
+		st := Statement{putOne, []any{at, p.Channel, p.Keys[0], p.Payloads[0], p.Headers[0], p.Delays[0]}}
+		err := run(ctx, d.rendered(st), func(row Scanner) error { return row.Scan(&last) })
+		if err != nil || last > 0 {
+			return []PutMessage{{Created: true, At: last, Seq: last, CreatedAt: at.(int64), Due: at.(int64) + p.Delays[0]}}, err
+		}
+	}
 	err := run(ctx, sqlitePut(d, p, at), func(row Scanner) error { return row.Scan(&last, &token, &created) })
 	if err != nil {
 		return nil, err

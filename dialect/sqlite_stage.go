@@ -19,7 +19,7 @@ const stageOne = `
 	VALUES ((SELECT max(version + 1, ?1) FROM {t:seq}), (SELECT max(version + 1, ?1) FROM {t:seq}), ?2, ?3, ?4, ?5, ?6, ?7, ?1)
 	` + upsert + ` RETURNING CAST(version AS TEXT)`
 
-func (sqlite) prepared() string { return stageOne }
+func (sqlite) prepared() []string { return []string{stageOne, putOne} }
 
 // stage writes one row in one statement. For more it draws a run of versions
 // first, under the write lock that this takes.

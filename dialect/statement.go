@@ -107,7 +107,7 @@ type engine interface {
 	name() string
 	hostClock() bool // the database has no clock of its own that serves
 	stage(Stage, now) Statement
-	prepared() string
+	prepared() []string
 	versions(answer string, n int) ([]int64, error)
 	pending(channel, key string) Statement
 	list(channel, after string, limit int) Statement
@@ -147,8 +147,14 @@ func (d Dialect) StageLimit() int {
 // Stage replaces pending values inside a caller's transaction.
 func (d Dialect) Stage(s Stage, at any) Statement { return d.rendered(d.engine.stage(s, at)) }
 
-// Prepared is the text of a Stage of one row where preparing it pays, or "".
-func (d Dialect) Prepared() string { return d.Render(d.engine.prepared()) }
+// Prepared are the texts of the statements that pay to be prepared.
+func (d Dialect) Prepared() []string {
+	var texts []string
+	for _, text := range d.engine.prepared() {
+		texts = append(texts, d.Render(text))
+	}
+	return texts
+}
 
 // Versions reads the answer of [Dialect.Stage]: n versions in the order of the keys.
 func (d Dialect) Versions(answer string, n int) ([]int64, error) {

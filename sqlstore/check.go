@@ -27,7 +27,7 @@ func (s *Store) Check(ctx context.Context) error {
 	if len(faults) > 0 {
 		return fmt.Errorf("check %s: %w", s.d.Name(), errors.Join(faults...))
 	}
-	return s.failed(ctx, s.prepare(ctx), "prepare to stage")
+	return s.failed(ctx, s.prepare(ctx), "prepare statements")
 }
 
 // Finding is something about the database that a person should know.
@@ -58,7 +58,7 @@ func (s *Store) reader(ctx context.Context) reader {
 
 func (s *Store) readerIn(ctx context.Context, tx outbox.Tx) reader {
 	return func(st dialect.Statement, scan func(outbox.Rows) error) error {
-		return eachIn(s.d.CallerContext(ctx), tx, st, scan)
+		return s.eachIn(s.d.CallerContext(ctx), tx, st, scan)
 	}
 }
 

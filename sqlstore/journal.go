@@ -31,7 +31,7 @@ func (s *Store) doing(ctx context.Context, tx outbox.Tx, f func(ctx context.Cont
 		return fmt.Errorf(format+": %w", append(args, err)...)
 	}
 	run := func(ctx context.Context, st dialect.Statement, scan func(dialect.Scanner) error) error {
-		return eachIn(ctx, tx, st, func(rows outbox.Rows) error { return scan(rows) })
+		return s.eachIn(ctx, tx, st, func(rows outbox.Rows) error { return scan(rows) })
 	}
 	if err := f(s.d.CallerContext(ctx), run); err != nil {
 		return s.inTx(ctx, tx, err, format, args...)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -82,14 +81,7 @@ func (s *Store) stage(ctx context.Context, tx outbox.Tx, channel string, rows []
 	var answer string
 	q := s.d.Stage(st, s.now())
 	scan := func(rows outbox.Rows) error { return rows.Scan(&answer) }
-	err := errNotPrepared
-	if n == 1 {
-		err = s.stagePrepared(s.d.CallerContext(ctx), tx, q, scan)
-	}
-	if errors.Is(err, errNotPrepared) {
-		err = eachIn(s.d.CallerContext(ctx), tx, q, scan)
-	}
-	if err != nil {
+	if err := s.eachIn(s.d.CallerContext(ctx), tx, q, scan); err != nil {
 		return nil, err
 	}
 	drawn, err := s.d.Versions(answer, n)
@@ -97,46 +89,6 @@ func (s *Store) stage(ctx context.Context, tx outbox.Tx, channel string, rows []
 		versions = append(versions, outbox.Version(v))
 	}
 	return versions, err
-}
-
-var errNotPrepared = errors.New("not prepared")
-
-// stagePrepared uses the statement that Check prepared, which halves the cost
-// of staging on SQLite, unless tx is of another pool than the store's.
-func (s *Store) stagePrepared(ctx context.Context, tx outbox.Tx, q dialect.Statement, scan func(outbox.Rows) error) error {
-	one := s.one.Load()
-	t, ok := tx.(interface{ Unwrap() *sql.Tx })
-	if one == nil || !ok {
-		return errNotPrepared
-	}
-	err := dialect.Each(ctx, preparedIn{t.Unwrap(), one}, q, func(rows *sql.Rows) error { return scan(rows) })
-	if err != nil && s.d.Classify(err) == dialect.FaultOther && !errors.Is(err, sql.ErrTxDone) {
-		return errNotPrepared // database/sql refused it before SQLite saw it
-	}
-	return err
-}
-
-// preparedIn runs a prepared statement in a transaction.
-type preparedIn struct {
-	tx *sql.Tx
-	st *sql.Stmt
-}
-
-func (p preparedIn) QueryContext(ctx context.Context, _ string, args ...any) (*sql.Rows, error) {
-	return p.tx.StmtContext(ctx, p.st).QueryContext(ctx, args...)
-}
-
-// prepare makes the statement for staging one row, where that pays.
-func (s *Store) prepare(ctx context.Context) error {
-	text := s.d.Prepared()
-	if text == "" || s.one.Load() != nil {
-		return nil
-	}
-	one, err := s.db.PrepareContext(ctx, text)
-	if err == nil && !s.one.CompareAndSwap(nil, one) {
-		err = one.Close()
-	}
-	return err
 }
 
 // PendingRow implements outbox.LatestStore.
@@ -150,28 +102,13 @@ func (s *Store) PendingRow(ctx context.Context, tx outbox.Tx, channel, key strin
 	if tx == nil {
 		err = s.d.Read(ctx, s.db, st, dialect.Once(func(rows *sql.Rows) error { return scan(rows) }))
 		err = s.failed(ctx, err, "read key %q of channel %q", key, channel)
-	} else if err = eachIn(s.d.CallerContext(ctx), tx, st, scan); err != nil {
+	} else if err = s.eachIn(s.d.CallerContext(ctx), tx, st, scan); err != nil {
 		err = s.inTx(ctx, tx, err, "read key %q of channel %q", key, channel)
 	}
 	if err == nil && !found {
 		err = fmt.Errorf("read key %q of channel %q: %w", key, channel, outbox.ErrNotFound)
 	}
 	return row, err
-}
-
-// eachIn runs a query of a caller's transaction.
-func eachIn(ctx context.Context, tx outbox.Tx, st dialect.Statement, scan func(outbox.Rows) error) error {
-	rows, err := tx.Query(ctx, st.Text, st.Args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := scan(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
 }
 
 // ListRows implements outbox.LatestStore.

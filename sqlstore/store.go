@@ -36,11 +36,11 @@ type Options struct {
 // two with the same share one outbox, though only the hints of a store's own
 // Stage calls reach the relays on it.
 type Store struct {
-	db      *sql.DB
-	d       dialect.Dialect
-	clock   func() time.Time // nil: the database's
-	cursors cursors
-	one     atomic.Pointer[sql.Stmt] // stages one row, where preparing pays; nil before Check
+	db       *sql.DB
+	d        dialect.Dialect
+	clock    func() time.Time // nil: the database's
+	cursors  cursors
+	prepared atomic.Pointer[map[string]*sql.Stmt] // by their texts; nil before Check
 
 	mu    sync.Mutex
 	hints map[int]func(outbox.Hint) // by the order in which they came

@@ -53,6 +53,15 @@ CREATE INDEX {schema}.{i:messages_ended_idx} ON {i:messages} (channel, outcome, 
 CREATE INDEX {schema}.{i:messages_parked_idx} ON {i:messages} (channel, seq) WHERE outcome > 1;
 -- +goose StatementEnd
 
+-- Whoever writes a number moves the counter on, so that putting one message is one statement.
+-- +goose StatementBegin
+CREATE TRIGGER {schema}.{i:messages_insert} AFTER INSERT ON {i:messages}
+WHEN new.seq > (SELECT version FROM {i:seq})
+BEGIN
+    UPDATE {i:seq} SET version = new.seq;
+END;
+-- +goose StatementEnd
+
 -- One row per group that has open messages, leased with its run under the same token. A group
 -- that is blocked has the greatest due there is.
 -- +goose StatementBegin
