@@ -82,7 +82,7 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
-	for _, dir := range []string{"outbox", "sqlstore", "dialect", "migrations", "sink", "cmd/outbox"} {
+	for _, dir := range []string{"outbox", "sqlstore", "dialect", "migrations", "sink", "filestore", "cmd/outbox"} {
 		require.True(t, checked[dir], "package %s was not found", dir)
 	}
 }

@@ -173,7 +173,7 @@ func (v *verb) tell(c *cli.Command, j *journal, n int, selection string) error {
 // so far after each.
 func (j *journal) amend(ctx context.Context, work outbox.Amendment, tell func(n int)) (n int, err error) {
 	for {
-		batch, err := j.store.AmendMessages(ctx, nil, j.channel, work)
+		batch, err := j.messages.AmendMessages(ctx, nil, j.channel, work)
 		if err != nil {
 			return n, err
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 func TestRetrySendsAgain(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
+	onEach(t, func(t *testing.T, dsn string) {
 		j := everyState(t, dsn, "mails")
 		args := func(more ...string) []string {
 			return append([]string{"retry", "--channel", "mails", "--dsn", dsn}, more...)
@@ -56,7 +56,7 @@ func stateOf(t testing.TB, j *outbox.Journal, key string) outbox.State {
 }
 
 func TestDiscardDeletes(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
+	onEach(t, func(t *testing.T, dsn string) {
 		j := everyState(t, dsn, "mails")
 		args := func(more ...string) []string {
 			return append([]string{"discard", "--channel", "mails", "--dsn", dsn}, more...)
@@ -86,8 +86,8 @@ func TestDiscardDeletes(t *testing.T) {
 }
 
 func TestResolveRecordsWhatAPersonHasFound(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
-		ok(t, "migrate", "up", "--dsn", dsn)
+	onEach(t, func(t *testing.T, dsn string) {
+		install(t, dsn)
 		j := openMails(t, dsn, outbox.DefaultChannel)
 		for _, key := range []string{"a", "b", "c", "d"} {
 			put(t, j, outbox.Message{Key: key})
@@ -113,7 +113,7 @@ func TestResolveRecordsWhatAPersonHasFound(t *testing.T) {
 }
 
 func TestPurgeDeletesWhatHasEnded(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
+	onEach(t, func(t *testing.T, dsn string) {
 		j := everyState(t, dsn, "mails")
 		args := func(more ...string) []string {
 			return append([]string{"purge", "--channel", "mails", "--dsn", dsn}, more...)

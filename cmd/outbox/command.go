@@ -14,6 +14,11 @@ const description = `The database is named by --dsn, or by OUTBOX_DSN in the env
   postgres://user:password@host:5432/app     a URL, or keywords: "host=... dbname=app"
   /var/lib/app/app.db                        a SQLite file
   file:app.db?_pragma=busy_timeout(5000)     a SQLite DSN, as the application opens it
+  /var/lib/agent/outbox.json                 a file store: any path, or file:///..., that ends in .json
+                                             (a SQLite file of such a name is sqlite:PATH)
+
+A file store is used by one process at a time: stop its program first. It knows list, show, retry, discard,
+resolve, purge, stats, pause, resume and doctor, and import moves it into a database.
 
 What libpq takes from the environment (PGPASSWORD, PGSSLMODE, ~/.pgpass ...) counts too.
 
@@ -23,7 +28,7 @@ Exit codes: 0 all went well; 1 something failed, or problems were found;
 func (a *app) command() *cli.Command {
 	root := &cli.Command{
 		Name:        "outbox",
-		Usage:       "install, watch and operate a transactional outbox in Postgres or SQLite",
+		Usage:       "install, watch and operate a transactional outbox in Postgres, SQLite or a file",
 		Description: description,
 		Flags:       rootFlags(),
 		Commands: []*cli.Command{
@@ -39,6 +44,7 @@ func (a *app) command() *cli.Command {
 			a.doctorCommand(),
 			a.pauseCommand(),
 			a.resumeCommand(),
+			a.importCommand(),
 			a.fenceCommand(),
 			a.versionCommand(),
 			a.relayCommand(),
@@ -61,7 +67,7 @@ func (a *app) command() *cli.Command {
 
 func rootFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "dsn", Usage: "the `database`; defaults to $OUTBOX_DSN"},
+		&cli.StringFlag{Name: "dsn", Usage: "the `database` or file store; defaults to $OUTBOX_DSN"},
 		&cli.StringFlag{Name: "schema", Usage: "`schema` of the outbox's tables; defaults to public (SQLite: main)"},
 		&cli.StringFlag{Name: "prefix", Usage: "`prefix` of the names of its tables", Value: "outbox_"},
 		&durationFlag{Name: "timeout", Usage: "give up after this `duration`, 0: never; migrations, and work on many messages, take it only if given", Value: 30 * time.Second},

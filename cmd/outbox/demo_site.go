@@ -50,9 +50,12 @@ func openSite(ctx context.Context, o demoOptions) (_ *site, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.postgres != nil {
+	switch {
+	case t.fileStore != "":
+		err = usagef("demo: %s is a file store: the demo is of Postgres and SQLite; for file stores see examples/offline", t.fileStore)
+	case t.postgres != nil:
 		err = s.onPostgres(ctx, t, o)
-	} else {
+	default:
 		err = s.onSQLite(ctx, t, o)
 	}
 	if err != nil {

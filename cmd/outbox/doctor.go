@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/seed-2b36b211/sqloutbox/dialect"
+	"github.com/seed-2b36b211/sqloutbox/filestore"
 	"github.com/seed-2b36b211/sqloutbox/migrations"
 	"github.com/seed-2b36b211/sqloutbox/outbox"
 )
@@ -42,10 +43,12 @@ type check struct {
 // A diagnosis is what doctor finds.
 type diagnosis struct {
 	Database string  `json:"database"`
-	Schema   string  `json:"schema"`
+	Schema   string  `json:"schema"` // empty, like the prefix: a file store
 	Prefix   string  `json:"prefix"`
 	OK       bool    `json:"ok"` // there is no fault
 	Checks   []check `json:"checks"`
+
+	name string // of the database, for people
 }
 
 func (d *diagnosis) add(subject, result, format string, args ...any) {
@@ -60,8 +63,13 @@ func (a *app) doctor(ctx context.Context, c *cli.Command) error {
 	}
 	ctx, cancel := limited(ctx, c, false)
 	defer cancel()
-	d := &diagnosis{Database: t.label, Schema: t.d.Schema(), Prefix: t.d.Prefix(), OK: true}
-	d.examine(ctx, t)
+	d := &diagnosis{Database: t.label, OK: true, name: t.name()}
+	if t.fileStore == "" {
+		d.Schema, d.Prefix = t.d.Schema(), t.d.Prefix()
+		d.examine(ctx, t)
+	} else {
+		d.examineFile(ctx, t)
+	}
 	if c.Bool("json") {
 		err = writeJSON(a.stdout, d)
 	} else {
@@ -74,7 +82,7 @@ func (a *app) doctor(ctx context.Context, c *cli.Command) error {
 }
 
 func (d *diagnosis) print(w io.Writer) error {
-	fmt.Fprintf(w, "%s (schema %q, prefix %q)\n", d.Database, d.Schema, d.Prefix)
+	fmt.Fprintln(w, d.name)
 	n := map[string]int{}
 	for _, c := range d.Checks {
 		n[c.Result]++
@@ -91,7 +99,7 @@ func (d *diagnosis) examine(ctx context.Context, t target) {
 		d.add("connection", "fault", "%s", lines(timedOut(ctx, err)))
 		return
 	}
-	defer s.db.Close()
+	defer s.close()
 	d.server(ctx, s)
 	findings, err := s.store.Findings(ctx)
 	switch {
@@ -104,6 +112,26 @@ func (d *diagnosis) examine(ctx context.Context, t target) {
 	}
 	d.schema(ctx, s)
 	d.settings(s, findings)
+	d.channels(ctx, s)
+}
+
+// examineFile examines a file store.
+func (d *diagnosis) examineFile(ctx context.Context, t target) {
+	s, err := t.connect(ctx, toExamine)
+	if errors.Is(err, filestore.ErrLocked) { // as it should be, while its program runs
+		d.add("file", "note", "its program is running, so it cannot be examined: %s", lines(err))
+		return
+	}
+	if err != nil {
+		d.add("file", "fault", "%s", lines(err))
+		return
+	}
+	defer s.close()
+	if err := s.messages.Check(ctx); err != nil {
+		d.add("file", "fault", "%s", lines(timedOut(ctx, err)))
+		return
+	}
+	d.add("file", "ok", "it can be read and is whole, it and its directory are private, and no program is using it")
 	d.channels(ctx, s)
 }
 
@@ -166,9 +194,9 @@ func (d *diagnosis) settings(s *session, findings []dialect.Finding) {
 }
 
 func (d *diagnosis) channels(ctx context.Context, s *session) {
-	stats, err := s.store.Stats(ctx)
+	stats, err := s.messages.Stats(ctx)
 	if err != nil {
-		if s.d.Classify(err) == dialect.FaultGrant {
+		if s.store != nil && s.d.Classify(err) == dialect.FaultGrant {
 			d.add("channels", "note", "the role may not count what waits: %s", oneLine(err.Error()))
 			return
 		}
@@ -179,7 +207,11 @@ func (d *diagnosis) channels(ctx context.Context, s *session) {
 	for _, st := range stats {
 		name := fmt.Sprintf("%q", st.Channel.Name)
 		if st.Paused > 0 || st.Outage {
-			d.add("channels", "warning", "%s: %s; to have it go on at once: outbox resume %s", name, oneLine(state(st)), name)
+			hint := "; to have it go on at once: outbox resume " + name
+			if strings.Contains(st.Reason, "run outbox import again") {
+				hint = "" // a resumed channel could send what the file still holds
+			}
+			d.add("channels", "warning", "%s: %s%s", name, oneLine(state(st)), hint)
 		} else if st.OldestDue > lateAfter && st.InFlight == 0 {
 			d.add("channels", "warning", "%s: %s %s are due, the oldest for %s, and none is in flight: does a relay serve it, and under this name?",
 				name, count(st.Due), rowsOf(st.Channel.System), age(st.OldestDue))

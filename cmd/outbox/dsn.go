@@ -19,8 +19,10 @@ import (
 	"github.com/seed-2b36b211/sqloutbox/dialect"
 )
 
-// target is a database, as a DSN names it.
+// target is a database or a file store, as a DSN names it.
 type target struct {
+	fileStore string // its path; then nothing but the label is set beside it
+
 	d     dialect.Dialect
 	label string // for people, without a password
 
@@ -60,7 +62,11 @@ func parseDSN(dsn string) (target, error) {
 	case strings.HasPrefix(head, "sqlite:"):
 		return parseFile("file:" + head[len("sqlite:"):])
 	case strings.HasPrefix(head, "file:"):
-		return parseFile(head)
+		t, err := parseFile(head)
+		if err == nil && isFileStore(t.path) {
+			return fileStoreTarget(t.path, t.file)
+		}
+		return t, err
 	case anyScheme.MatchString(head):
 		return target{}, usagef("the DSN's scheme %q is not known: it is postgres://, sqlite:// or file:, or the DSN is the path of a SQLite file", scheme+"://")
 	}
@@ -159,9 +165,24 @@ func mentions(text, secret string) bool {
 	return false
 }
 
+// isFileStore tells a file store from a SQLite database: its name ends in
+// .json. A database of such a name is sqlite:PATH.
+func isFileStore(path string) bool { return strings.HasSuffix(path, ".json") }
+
+func fileStoreTarget(path, dsn string) (target, error) {
+	if strings.Contains(dsn, "?") {
+		return target{}, usagef("a path that ends in .json names a file store, which takes no parameters; a SQLite database of such a name is sqlite:PATH")
+	}
+	path = filepath.Clean(path)
+	return target{fileStore: path, label: "outbox file " + path}, nil
+}
+
 func parsePath(path string) (target, error) {
 	if path == ":memory:" {
 		return target{}, errInMemory
+	}
+	if isFileStore(path) {
+		return fileStoreTarget(path, "")
 	}
 	// Two slashes at the start would make the next part a host.
 	t, err := parseFile("file:" + (&url.URL{Path: filepath.ToSlash(filepath.Clean(path))}).EscapedPath())
@@ -203,6 +224,9 @@ func parseFile(dsn string) (target, error) {
 
 // in sets the names of the outbox's tables.
 func (t target) in(schema, prefix string) (target, error) {
+	if t.fileStore != "" {
+		return t, nil
+	}
 	if t.d.Name() == "sqlite" && schema != "" && schema != "main" {
 		return t, usagef("--schema: SQLite has only the schema main here")
 	}

@@ -27,7 +27,7 @@ func (a *app) withJournal(ctx context.Context, c *cli.Command, p purpose, f func
 		return usagef("%s--channel: %w", said(c), err)
 	}
 	return a.with(ctx, c, p, func(ctx context.Context, s *session) error {
-		j, err := outbox.NewJournal(s.store, outbox.JournalOptions{Channel: channel})
+		j, err := outbox.NewJournal(s.messages, outbox.JournalOptions{Channel: channel})
 		if err != nil {
 			return err
 		}
@@ -136,7 +136,7 @@ func (j *journal) advise(ctx context.Context, allowed string, err error) error {
 // others names the other channels in which messages are to be seen, since the
 // right name may have been left out or misspelt.
 func (j *journal) others(ctx context.Context) string {
-	stats, err := j.store.Stats(ctx)
+	stats, err := j.messages.Stats(ctx)
 	if err != nil {
 		return ""
 	}

@@ -29,7 +29,13 @@ func (l messageList) keys() string {
 
 func openMails(t testing.TB, dsn, channel string) *outbox.Journal {
 	t.Helper()
-	j, err := outbox.NewJournal(open(t, dsn).store, outbox.JournalOptions{Channel: channel})
+	store := outbox.JournalStore(nil)
+	if isFileStore(dsn) {
+		store = openReleased(t, dsn)
+	} else {
+		store = open(t, dsn).store
+	}
+	j, err := outbox.NewJournal(store, outbox.JournalOptions{Channel: channel})
 	require.NoError(t, err)
 	return j
 }
@@ -60,7 +66,7 @@ func ended(t testing.TB, j *outbox.Journal, key string, how error) {
 // after it.
 func everyState(t testing.TB, dsn, channel string) *outbox.Journal {
 	t.Helper()
-	ok(t, "migrate", "up", "--dsn", dsn)
+	install(t, dsn)
 	j := openMails(t, dsn, channel)
 	put(t, j,
 		outbox.Message{Key: "pending", Payload: []byte("hello\nworld"), Header: outbox.Header{"tenant": "t1"}},
@@ -81,7 +87,7 @@ func everyState(t testing.TB, dsn, channel string) *outbox.Journal {
 }
 
 func TestListShowsEveryState(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
+	onEach(t, func(t *testing.T, dsn string) {
 		everyState(t, dsn, "mails")
 		args := []string{"list", "--channel", "mails", "--dsn", dsn}
 		text := ok(t, args...)
@@ -136,8 +142,8 @@ func TestListShowsEveryState(t *testing.T) {
 }
 
 func TestListGoesOnWhereItWasCutOff(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
-		ok(t, "migrate", "up", "--dsn", dsn)
+	onEach(t, func(t *testing.T, dsn string) {
+		install(t, dsn)
 		j := openMails(t, dsn, outbox.DefaultChannel)
 		for i := range 5 {
 			put(t, j, outbox.Message{Key: fmt.Sprintf("m%d", i)})
@@ -181,7 +187,7 @@ func TestListPrintsPagesAsOne(t *testing.T) {
 }
 
 func TestShowTellsAllOfAMessage(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
+	onEach(t, func(t *testing.T, dsn string) {
 		everyState(t, dsn, "mails")
 		show := func(more ...string) string {
 			return ok(t, append([]string{"show", "--dsn", dsn, "--channel", "mails"}, more...)...)
@@ -222,7 +228,7 @@ func TestShowTellsAllOfAMessage(t *testing.T) {
 }
 
 func TestStatsAndDoctorTellOfWhatWaitsForAPerson(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
+	onEach(t, func(t *testing.T, dsn string) {
 		j := everyState(t, dsn, "mails")
 		_, err := j.ClaimDue(t.Context(), 100, time.Hour) // a relay comes by, and finds the group blocked
 		require.NoError(t, err)

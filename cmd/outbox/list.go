@@ -21,7 +21,7 @@ func (a *app) listCommand() *cli.Command {
 		Usage: "list a journal's messages, oldest first",
 		Description: "A message is pending (waits for its first attempt), failed (waits to be tried again), sending (with a relay), sent, dead (refused for\n" +
 			"good, or out of attempts) or unknown (perhaps sent; nobody knows). Times are in UTC, by the\n" +
-			"clock of the database on Postgres, of the host on SQLite.\n" +
+			"clock of the database on Postgres, of the host on SQLite and of a file store.\n" +
 			"What waits in channels of kind latest is not listed: outbox stats counts it.",
 		Flags: append(filterFlags("list every page, not only the first"),
 			&cli.IntFlag{Name: "limit", Value: listLimit, Usage: "at most this `number`, 1 to " + number(listMost)},

@@ -48,7 +48,7 @@ func (a *app) migrateCommand() *cli.Command {
 }
 
 func (a *app) migrateUp(ctx context.Context, c *cli.Command) error {
-	return a.with(ctx, c, toInstall, func(ctx context.Context, s *session) error {
+	return a.withTables(ctx, c, toInstall, func(ctx context.Context, s *session) error {
 		before, err := migrations.Status(ctx, s.db, s.d)
 		if err != nil {
 			return err
@@ -73,7 +73,7 @@ func (a *app) migrateUp(ctx context.Context, c *cli.Command) error {
 
 func (a *app) migrateDown(ctx context.Context, c *cli.Command) error {
 	drop := c.Bool("drop-undelivered")
-	return a.with(ctx, c, toRemove, func(ctx context.Context, s *session) error {
+	return a.withTables(ctx, c, toRemove, func(ctx context.Context, s *session) error {
 		steps, err := migrations.Status(ctx, s.db, s.d)
 		if err != nil {
 			return err
@@ -128,7 +128,7 @@ type jsonStep struct {
 }
 
 func (a *app) migrateStatus(ctx context.Context, c *cli.Command) error {
-	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
+	return a.withTables(ctx, c, toOperate, func(ctx context.Context, s *session) error {
 		steps, err := migrations.Status(ctx, s.db, s.d)
 		if err != nil {
 			return err

@@ -74,6 +74,9 @@ func (a *app) dialect(c *cli.Command) (dialect.Dialect, error) {
 	switch name := c.String("dialect"); name {
 	case "":
 		t, err := a.target(c)
+		if err == nil {
+			err = t.needTables(c)
+		}
 		if err != nil {
 			return t.d, fmt.Errorf("%w; or give --dialect", err)
 		}

@@ -38,11 +38,11 @@ func (a *app) pause(ctx context.Context, c *cli.Command) error {
 		return usagef("%s--for is %s: outbox resume ends a pause", said(c), d)
 	}
 	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
-		stats, err := s.store.Stats(ctx)
+		stats, err := s.messages.Stats(ctx)
 		if err != nil {
 			return err
 		}
-		if err := s.store.Pause(ctx, name, d, reason); err != nil {
+		if err := s.messages.Pause(ctx, name, d, reason); err != nil {
 			return err
 		}
 		fmt.Fprintf(a.stdout, "channel %q is paused for %s, until %s\n", name, d, time.Now().Add(d).UTC().Format(time.RFC3339))
@@ -66,11 +66,11 @@ func (a *app) resume(ctx context.Context, c *cli.Command) error {
 		return usagef("%s%w", said(c), err)
 	}
 	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
-		stats, err := s.store.Stats(ctx)
+		stats, err := s.messages.Stats(ctx)
 		if err != nil {
 			return err
 		}
-		if err := s.store.Pause(ctx, name, 0, ""); err != nil {
+		if err := s.messages.Pause(ctx, name, 0, ""); err != nil {
 			return err
 		}
 		was := find(stats, name)
@@ -137,7 +137,7 @@ func (a *app) fenceCommand() *cli.Command {
 }
 
 func (a *app) fence(ctx context.Context, c *cli.Command) error {
-	return a.with(ctx, c, toOperate, func(ctx context.Context, s *session) error {
+	return a.withTables(ctx, c, toOperate, func(ctx context.Context, s *session) error {
 		version, token, err := s.store.Fence(ctx)
 		if err != nil {
 			return err

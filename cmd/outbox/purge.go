@@ -107,7 +107,7 @@ func (a *app) purge(ctx context.Context, c *cli.Command) error {
 
 func (j *journal) countPurge(ctx context.Context, p outbox.Purge) (int, error) {
 	p.DryRun, p.Limit = true, math.MaxInt32
-	return j.store.PurgeMessages(ctx, j.channel, p)
+	return j.messages.PurgeMessages(ctx, j.channel, p)
 }
 
 // purge deletes a batch at a time, and tells how many so far after each. What
@@ -118,7 +118,7 @@ func (j *journal) purge(ctx context.Context, p outbox.Purge, tell func(n int)) (
 		if p.Before.IsZero() {
 			p.Age = older + time.Since(start)
 		}
-		batch, err := j.store.PurgeMessages(ctx, j.channel, p)
+		batch, err := j.messages.PurgeMessages(ctx, j.channel, p)
 		if err != nil || batch == 0 {
 			return n, err
 		}

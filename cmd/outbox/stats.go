@@ -43,10 +43,13 @@ func (a *app) stats(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	defer s.db.Close()
+	defer func() { s.close() }()
 	for {
 		if err := a.showAgain(ctx, c, s); err != nil {
 			return err
+		}
+		if s.file != nil { // its program may want to start meanwhile
+			s.close() // the next call opens it again
 		}
 		select {
 		case <-ctx.Done():
@@ -64,13 +67,13 @@ func (a *app) showAgain(ctx context.Context, c *cli.Command, s *session) error {
 		if a.terminal {
 			fmt.Fprint(a.stdout, "\x1b[H\x1b[2J") // home, clear
 		}
-		fmt.Fprintf(a.stdout, "%s  %s (%s)\n", time.Now().Format(time.TimeOnly), s.label, where(s.d))
+		fmt.Fprintf(a.stdout, "%s  %s\n", time.Now().Format(time.TimeOnly), s.name())
 	}
 	return timedOut(ctx, a.showStats(ctx, c, s))
 }
 
 func (a *app) showStats(ctx context.Context, c *cli.Command, s *session) error {
-	stats, err := s.store.Stats(ctx)
+	stats, err := s.messages.Stats(ctx)
 	if err != nil {
 		return err
 	}
