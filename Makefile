@@ -34,8 +34,8 @@ lint: ## gofmt, go vet and staticcheck
 	@for m in $(MODULES); do go -C $$m vet ./... || exit; done
 	@for m in $(MODULES); do (cd $$m && go run $(STATICCHECK) ./...) || exit; done
 
-stress: ## run tests again and again under the race detector (COUNT=3 RUN=.)
-	scripts/postgres.sh go test $(RACE) -count=$(COUNT) -run '$(RUN)' -timeout 60m ./...
+stress: ## run tests again and again under the race detector (COUNT=3 RUN=.), with longer kill tests
+	OUTBOX_STRESS_SECONDS=60 scripts/postgres.sh go test $(RACE) -count=$(COUNT) -run '$(RUN)' -timeout 60m ./...
 
 bench: ## measure against raw SQL, on a server with fsync on (BENCH=. ROUNDS=5)
 	scripts/postgres.sh go test ./integration -run '^$$' -bench '$(BENCH)' -benchtime $(ROUNDS)x -timeout 1h

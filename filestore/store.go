@@ -33,8 +33,8 @@ type Options struct {
 	// MaxBytes is how many bytes the messages may take in the file, encoded,
 	// when one is added. Defaults to 64 MiB.
 	MaxBytes int64
-	// Clock judges what is due and whose lease has lapsed. It is called by one
-	// goroutine at a time. Defaults to the host's. For tests.
+	// Clock judges what is due and whose lease has lapsed. It is called by any
+	// number of goroutines. Defaults to the host's. For tests.
 	Clock func() time.Time
 }
 
