@@ -66,10 +66,10 @@ func updateGroups(parameter int) string {
 		ON CONFLICT (channel, grp) DO UPDATE SET `
 }
 
-// putOne puts one message without a group; a trigger moves the counter on.
+// putOne puts one message; triggers move the counter on and see to its group.
 const putOne = `
-	INSERT INTO {t:messages} (seq, channel, key, payload, headers, created_at, due)
-	VALUES ((SELECT max(version + 1, ?1) FROM {t:seq}), ?2, ?3, ?4, ?5, ?1, ?1 + ?6)
+	INSERT INTO {t:messages} (seq, channel, key, grp, payload, headers, created_at, due)
+	VALUES ((SELECT max(version + 1, ?1) FROM {t:seq}), ?2, ?3, ?4, ?5, ?6, ?1, ?1 + ?7)
 	ON CONFLICT (channel, key) DO NOTHING
 	RETURNING seq`
 
@@ -82,8 +82,8 @@ func (s sqlite) put(ctx context.Context, run Runner, d Dialect, p PutMessages, a
 		}
 	}
 	var last, token, created int64
-	if len(p.Keys) == 1 && p.Groups[0] == "" && p.Begin == 0 {
-		st := Statement{putOne, []any{at, p.Channel, p.Keys[0], p.Payloads[0], p.Headers[0], p.Delays[0]}}
+	if len(p.Keys) == 1 && p.Begin == 0 {
+		st := Statement{putOne, []any{at, p.Channel, p.Keys[0], p.Groups[0], p.Payloads[0], p.Headers[0], p.Delays[0]}}
 		err := run(ctx, d.rendered(st), func(row Scanner) error { return row.Scan(&last) })
 		if err != nil || last > 0 {
 			return []PutMessage{{Created: true, At: last, Seq: last, CreatedAt: at.(int64), Due: at.(int64) + p.Delays[0]}}, err
@@ -110,42 +110,25 @@ func (s sqlite) put(ctx context.Context, run Runner, d Dialect, p PutMessages, a
 	return answers, sqliteExisting(ctx, run, d, p, last, answers, existing)
 }
 
-// sqlitePut draws a run of numbers, inserts, and gives groups that had no open
-// message their row, due when the first of these is. What is begun is due
-// already: once its lease has lapsed nothing else may keep it.
+// sqlitePut draws a run of numbers and inserts. The triggers do what they do
+// for one; they find the counter moved on already.
 func sqlitePut(d Dialect, p PutMessages, at now) Statement {
 	n := len(p.Keys)
 	args := make([]any, 0, 4+5*n)
 	args = append(args, p.Channel, n, at, p.Begin)
-	grouped := false
 	for i := range n {
-		grouped = grouped || p.Groups[i] != ""
 		args = append(args, p.Keys[i], p.Groups[i], p.Payloads[i], p.Headers[i], p.Delays[i])
 	}
-	text := d.Render(`
+	return Statement{d.Render(`
 		UPDATE {t:seq} SET version = max(version + ?2, ?3), token = iif(?4 > 0, max(token + 1, ?3), token);
 		INSERT INTO {t:messages} (seq, channel, key, grp, payload, headers, created_at, due, lease_until, token, attempt)
 		SELECT q.version - p.n + i.column1, p.channel, i.column2, i.column3, i.column4, i.column5, p.now,
 			p.now + iif(p.begin > 0, 0, i.column6), iif(p.begin > 0, p.now + p.begin, 0), iif(p.begin > 0, q.token, 0), p.begin > 0
 		FROM (SELECT ?1 AS channel, ?2 AS n, ?3 AS now, ?4 AS begin) AS p CROSS JOIN {t:seq} AS q
 		CROSS JOIN (VALUES `) + values(n, 5) + d.Render(`) AS i WHERE true
-		ON CONFLICT (channel, key) DO NOTHING;`)
-	if grouped {
-		text += d.Render(`
-		INSERT INTO {t:groups} (channel, grp, due, lease_until, token, run_end)
-		SELECT channel, grp, due, lease_until, token, first FROM (
-			SELECT m.channel, m.grp, m.due, m.lease_until, m.token, min(m.seq) AS first
-			FROM {t:seq} AS q CROSS JOIN {t:messages} AS m ON m.seq > q.version - ?2 AND m.seq <= q.version
-			WHERE m.grp <> '' GROUP BY m.grp
-		) WHERE true
-		ON CONFLICT (channel, grp) DO UPDATE SET
-			due = excluded.due, lease_until = excluded.lease_until, token = excluded.token, run_end = excluded.run_end
-		WHERE excluded.lease_until > 0;`)
-	}
-	text += d.Render(`
+		ON CONFLICT (channel, key) DO NOTHING;
 		SELECT q.version, q.token, (SELECT count(*) FROM {t:messages} AS m WHERE m.seq > q.version - ?2 AND m.seq <= q.version)
-		FROM {t:seq} AS q`)
-	return Statement{text, args}
+		FROM {t:seq} AS q`), args}
 }
 
 // values is a list of n rows: their ordinals from 1 and width parameters each.

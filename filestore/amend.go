@@ -84,7 +84,7 @@ func (s *Store) AmendMessages(ctx context.Context, tx outbox.Tx, channel string,
 		return outbox.Amended{}, fmt.Errorf("amend messages of channel %q: %w", channel, err)
 	}
 	if done.Count > 0 && !a.DryRun { // what was amended may have blocked others
-		s.hint(outbox.Hint{Channel: journal(channel)})
+		s.hinter.Tell(outbox.Hint{Channel: journal(channel)})
 	}
 	return done, nil
 }

@@ -14,10 +14,14 @@ import (
 // file still holds.
 const movePause = 10 * 365 * 24 * time.Hour
 
+// MovePause begins the reason of each pause that MoveTo sets. Who resumes such
+// a channel by hand, in the middle of a move, may have messages sent twice.
+const MovePause = "run outbox import again"
+
 // Reasons of pauses. They say first what to do, since they may be cut off, and
 // keep what a later run has to know.
 const (
-	reasonMove   = "run outbox import again: messages are being moved out of "
+	reasonMove   = MovePause + ": messages are being moved out of "
 	reasonFormer = "; paused before until "
 )
 

@@ -207,7 +207,7 @@ func TestMoveKeepsEveryStateAndTheOrder(t *testing.T) {
 	t.Run("to SQLite", func(t *testing.T) { test(t, newMoving(t)) })
 	t.Run("to Postgres", func(t *testing.T) {
 		if testing.Short() {
-			t.Skip("needs Postgres")
+			t.Skip("-short leaves Postgres out")
 		}
 		m := newMoving(t)
 		m.target = openSQL(t, pgtest.Open(t), dialect.Postgres(), m.clock)
@@ -348,7 +348,7 @@ func TestMoveSurvivesACrashAtEveryStep(t *testing.T) {
 	}
 	t.Run("after, to Postgres", func(t *testing.T) {
 		if testing.Short() {
-			t.Skip("needs Postgres")
+			t.Skip("-short leaves Postgres out")
 		}
 		t.Parallel()
 		db := pgtest.Open(t)

@@ -35,7 +35,7 @@ func (s *Store) PutRows(ctx context.Context, tx outbox.Tx, channel string, rows 
 	if err != nil {
 		return nil, fmt.Errorf("put %s: %w", putting(channel, rows), err)
 	}
-	s.hintPut(channel, rows, answers)
+	s.hinter.TellPut(channel, rows, answers)
 	return answers, nil
 }
 
@@ -121,18 +121,4 @@ func (o *Options) full(st *state, answers []outbox.PutAnswer) error {
 		return fmt.Errorf("%w: its messages would take %d bytes, Options.MaxBytes is %d: %s", ErrFull, st.bytes, o.MaxBytes, remedy)
 	}
 	return nil
-}
-
-// hintPut tells the relays on this store what was put, and when the first of
-// it is due. What was begun is its holder's to send.
-func (s *Store) hintPut(channel string, rows []outbox.PutRow, answers []outbox.PutAnswer) {
-	h := outbox.Hint{Channel: journal(channel), Wait: -1}
-	for i, a := range answers {
-		if a.Created && a.Row.Token == 0 && (h.Wait < 0 || rows[i].Delay < h.Wait) {
-			h.Version, h.Wait = a.Row.Version, rows[i].Delay
-		}
-	}
-	if h.Wait >= 0 {
-		s.hint(h)
-	}
 }

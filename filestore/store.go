@@ -67,13 +67,12 @@ func (o *Options) complete() error {
 // share the next write. A call whose context ends while it waits for its turn
 // has done nothing; once it has begun it is waited for.
 type Store struct {
-	o    Options
-	file file
+	o      Options
+	file   file
+	hinter outbox.Hinter
 
-	mu    sync.Mutex // guards queue and hints
-	queue []*op      // waiting for the turn
-	hints map[int]func(outbox.Hint)
-	next  int
+	mu    sync.Mutex
+	queue []*op // waiting for the turn
 
 	turn   chan struct{} // full while somebody has the turn, and with it all below
 	lock   *lock         // nil once closed
@@ -119,7 +118,7 @@ func open(path string, o Options, sys system) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		o: o, file: file{path: path, uid: os.Geteuid(), sys: sys}, hints: map[int]func(outbox.Hint){}, turn: make(chan struct{}, 1),
+		o: o, file: file{path: path, uid: os.Geteuid(), sys: sys}, turn: make(chan struct{}, 1),
 	}
 	if s.lock, err = s.file.acquire(); err != nil {
 		return nil, err
@@ -149,29 +148,10 @@ func (s *Store) Close() error {
 }
 
 // Wake makes the relays on this store look at once.
-func (s *Store) Wake() { s.hint(outbox.Hint{}) }
+func (s *Store) Wake() { s.hinter.Tell(outbox.Hint{}) }
 
 // Hints implements outbox.RelayStore.
-func (s *Store) Hints(f func(outbox.Hint)) (stop func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := s.next
-	s.next++
-	s.hints[n] = f
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.hints, n)
-	}
-}
-
-func (s *Store) hint(h outbox.Hint) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.hints {
-		f(h)
-	}
-}
+func (s *Store) Hints(f func(outbox.Hint)) (stop func()) { return s.hinter.Listen(f) }
 
 // gather lets callers that the last write has woken join the next one, where
 // several shared it: else the first of them would write alone.

@@ -81,10 +81,7 @@ func (j *Journal) put(ctx context.Context, tx Tx, ms []Message, begin time.Durat
 	rows := make([]PutRow, 0, len(ms)) // distinct
 	place := make([]int, len(ms))      // of each message in rows
 	all := make([]PutRow, len(ms))
-	var seen map[string]int
-	if len(ms) > 1 {
-		seen = make(map[string]int, len(ms))
-	}
+	seen := make(map[string]int, len(ms))
 	for i := range ms {
 		row, err := j.encode(ctx, &ms[i])
 		if err != nil {
@@ -93,9 +90,7 @@ func (j *Journal) put(ctx context.Context, tx Tx, ms []Message, begin time.Durat
 		at, again := seen[row.Key]
 		if !again {
 			at = len(rows)
-			if seen != nil {
-				seen[row.Key] = at
-			}
+			seen[row.Key] = at
 			rows = append(rows, row)
 		}
 		all[i], place[i] = row, at

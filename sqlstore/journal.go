@@ -69,7 +69,7 @@ func (s *Store) PutRows(ctx context.Context, tx outbox.Tx, channel string, rows 
 	case blocked:
 		return nil, fmt.Errorf("put %s: %w", putting{channel, rows}, outbox.ErrBlocked)
 	}
-	s.hintPut(channel, rows, answers)
+	s.hinter.TellPut(channel, rows, answers)
 	return answers, nil
 }
 
@@ -84,20 +84,6 @@ func (p putting) String() string {
 		return fmt.Sprintf("key %q in channel %q", p.rows[0].Key, p.channel)
 	}
 	return fmt.Sprintf("%d messages in channel %q", len(p.rows), p.channel)
-}
-
-// hintPut tells the relays of this process what was put, and when the first of
-// it is due. What was begun is its holder's to send.
-func (s *Store) hintPut(channel string, rows []outbox.PutRow, answers []outbox.PutAnswer) {
-	h := outbox.Hint{Channel: journalChannel(channel), Wait: -1}
-	for i, a := range answers {
-		if a.Created && a.Row.Token == 0 && (h.Wait < 0 || rows[i].Delay < h.Wait) {
-			h.Version, h.Wait = a.Row.Version, rows[i].Delay
-		}
-	}
-	if h.Wait >= 0 {
-		s.hint(h)
-	}
 }
 
 func putMessages(channel string, rows []outbox.PutRow, begin time.Duration) (dialect.PutMessages, error) {
@@ -124,13 +110,10 @@ func putMessages(channel string, rows []outbox.PutRow, begin time.Duration) (dia
 
 // put writes up to StageLimit messages and appends their answers.
 func (s *Store) put(ctx context.Context, run dialect.Runner, p dialect.PutMessages, answers []outbox.PutAnswer) ([]outbox.PutAnswer, error) {
-	var existing map[int]outbox.Row
+	existing := make(map[int]outbox.Row)
 	made, err := s.d.PutMessages(ctx, run, p, s.now(), func(i int, row dialect.Scanner) error {
 		var r outbox.Row
 		err := scanMessage(row, &r)
-		if existing == nil {
-			existing = make(map[int]outbox.Row)
-		}
 		existing[i] = r
 		return err
 	})
@@ -271,7 +254,7 @@ func (s *Store) AmendMessages(ctx context.Context, tx outbox.Tx, channel string,
 		return outbox.Amended{}, err
 	}
 	if tx == nil && count > 0 && !a.DryRun && (a.Action == outbox.ActionRetry || a.Action == outbox.ActionPending) {
-		s.hint(outbox.Hint{Channel: journalChannel(channel)})
+		s.hinter.Tell(outbox.Hint{Channel: journalChannel(channel)})
 	}
 	return outbox.Amended{Count: int(count), Last: outbox.Version(last)}, nil
 }

@@ -32,7 +32,7 @@ func (s *Store) StageRows(ctx context.Context, tx outbox.Tx, channel string, row
 		}
 	}
 	if len(versions) > 0 {
-		s.hint(outbox.Hint{
+		s.hinter.Tell(outbox.Hint{
 			Channel: outbox.Channel{System: outbox.SystemLatest, Name: channel},
 			Version: versions[len(versions)-1],
 			Wait:    s.untilDue(batchDelay),

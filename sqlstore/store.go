@@ -15,7 +15,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,11 +39,8 @@ type Store struct {
 	d        dialect.Dialect
 	clock    func() time.Time // nil: the database's
 	cursors  cursors
+	hinter   outbox.Hinter
 	prepared atomic.Pointer[map[string]*sql.Stmt] // by their texts; nil before Check
-
-	mu    sync.Mutex
-	hints map[int]func(outbox.Hint) // by the order in which they came
-	next  int
 }
 
 var _ outbox.LatestStore = (*Store)(nil)
@@ -58,7 +54,7 @@ func New(db *sql.DB, d dialect.Dialect, o Options) (*Store, error) {
 	if err := d.Validate(); err != nil {
 		return nil, fmt.Errorf("open store: %w: %w", outbox.ErrInvalid, err)
 	}
-	s := &Store{db: db, d: d, clock: o.Clock, hints: map[int]func(outbox.Hint){}}
+	s := &Store{db: db, d: d, clock: o.Clock}
 	if s.clock == nil && d.HostClock() {
 		s.clock = time.Now
 	}
@@ -124,29 +120,10 @@ func (s *Store) Retryable(err error) bool {
 }
 
 // Wake makes the relays on this store look at once. Call it after a commit.
-func (s *Store) Wake() { s.hint(outbox.Hint{}) }
+func (s *Store) Wake() { s.hinter.Tell(outbox.Hint{}) }
 
 // Hints implements outbox.RelayStore.
-func (s *Store) Hints(f func(outbox.Hint)) (stop func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := s.next
-	s.next++
-	s.hints[n] = f
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.hints, n)
-	}
-}
-
-func (s *Store) hint(h outbox.Hint) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.hints {
-		f(h)
-	}
-}
+func (s *Store) Hints(f func(outbox.Hint)) (stop func()) { return s.hinter.Listen(f) }
 
 // Pause pauses a channel in every relay of the fleet for d, under a reason
 // that shows in the stats: publications in flight end, none begins. A d of 0

@@ -208,7 +208,7 @@ func (d *diagnosis) channels(ctx context.Context, s *session) {
 		name := fmt.Sprintf("%q", st.Channel.Name)
 		if st.Paused > 0 || st.Outage {
 			hint := "; to have it go on at once: outbox resume " + name
-			if strings.Contains(st.Reason, "run outbox import again") {
+			if strings.HasPrefix(st.Reason, filestore.MovePause) {
 				hint = "" // a resumed channel could send what the file still holds
 			}
 			d.add("channels", "warning", "%s: %s%s", name, oneLine(state(st)), hint)

@@ -53,15 +53,6 @@ CREATE INDEX {schema}.{i:messages_ended_idx} ON {i:messages} (channel, outcome, 
 CREATE INDEX {schema}.{i:messages_parked_idx} ON {i:messages} (channel, seq) WHERE outcome > 1;
 -- +goose StatementEnd
 
--- Whoever writes a number moves the counter on, so that putting one message is one statement.
--- +goose StatementBegin
-CREATE TRIGGER {schema}.{i:messages_insert} AFTER INSERT ON {i:messages}
-WHEN new.seq > (SELECT version FROM {i:seq})
-BEGIN
-    UPDATE {i:seq} SET version = new.seq;
-END;
--- +goose StatementEnd
-
 -- One row per group that has open messages, leased with its run under the same token. A group
 -- that is blocked has the greatest due there is.
 -- +goose StatementBegin
@@ -79,6 +70,28 @@ CREATE TABLE {t:groups} (
 
 -- +goose StatementBegin
 CREATE INDEX {schema}.{i:groups_due_idx} ON {i:groups} (channel, due, grp);
+-- +goose StatementEnd
+
+-- Whoever writes a message moves the counter on, and gives a group that had no open message its
+-- row, due when its first one is, so that putting one message is one statement. What is begun is due
+-- already, and its group is leased with it: once the lease has lapsed nothing else may keep it.
+-- +goose StatementBegin
+CREATE TRIGGER {schema}.{i:messages_insert} AFTER INSERT ON {i:messages}
+WHEN new.seq > (SELECT version FROM {i:seq})
+BEGIN
+    UPDATE {i:seq} SET version = new.seq;
+END;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE TRIGGER {schema}.{i:messages_group} AFTER INSERT ON {i:messages} WHEN new.grp <> ''
+BEGIN
+    INSERT INTO {i:groups} (channel, grp, due, lease_until, token, run_end)
+    VALUES (new.channel, new.grp, new.due, new.lease_until, new.token, new.seq)
+    ON CONFLICT (channel, grp) DO UPDATE SET
+        due = excluded.due, lease_until = excluded.lease_until, token = excluded.token, run_end = excluded.run_end
+    WHERE excluded.lease_until > 0;
+END;
 -- +goose StatementEnd
 
 -- A DELETE of a list of rows reads the whole table where ANALYZE has found it small, also when a
