@@ -73,8 +73,8 @@ CREATE INDEX {schema}.{i:groups_due_idx} ON {i:groups} (channel, due, grp);
 -- +goose StatementEnd
 
 -- Whoever writes a message moves the counter on, and gives a group that had no open message its
--- row, due when its first one is, so that putting one message is one statement. What is begun is due
--- already, and its group is leased with it: once the lease has lapsed nothing else may keep it.
+-- row, due when its first one is, so that putting one message is one statement. One that is begun
+-- is the first, and its group is leased with it.
 -- +goose StatementBegin
 CREATE TRIGGER {schema}.{i:messages_insert} AFTER INSERT ON {i:messages}
 WHEN new.seq > (SELECT version FROM {i:seq})
@@ -88,9 +88,7 @@ CREATE TRIGGER {schema}.{i:messages_group} AFTER INSERT ON {i:messages} WHEN new
 BEGIN
     INSERT INTO {i:groups} (channel, grp, due, lease_until, token, run_end)
     VALUES (new.channel, new.grp, new.due, new.lease_until, new.token, new.seq)
-    ON CONFLICT (channel, grp) DO UPDATE SET
-        due = excluded.due, lease_until = excluded.lease_until, token = excluded.token, run_end = excluded.run_end
-    WHERE excluded.lease_until > 0;
+    ON CONFLICT (channel, grp) DO NOTHING;
 END;
 -- +goose StatementEnd
 

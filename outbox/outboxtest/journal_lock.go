@@ -18,6 +18,7 @@ var messageLockTests = []journalTest{
 	{"ExtendBesideAPutKeepsTheGroup", extendBesideAPutKeepsTheGroup},
 	{"LateCommitOfAMessageIsFoundByAFullPass", lateCommitOfAMessageIsFoundByAFullPass},
 	{"SecondPutOfAGroupWaitsForTheFirst", secondPutOfAGroupWaitsForTheFirst},
+	{"KeyThatGoesWhileAPutWaitsIsNew", keyThatGoesWhileAPutWaitsIsNew},
 	{"SecondPutOfAKeyWaitsForTheFirst", secondPutOfAKeyWaitsForTheFirst},
 	{"VisibleKeyExistsAtEachIsolationLevel", visibleKeyExistsAtEachIsolationLevel},
 	{"ReadersOfMessagesWaitForNobody", readersOfMessagesWaitForNobody},
@@ -194,12 +195,12 @@ type putAnswer struct {
 	err error
 }
 
-// putBeside puts a message in tx and checks that it waits.
-func (f *journalFixture) putBeside(tx *sql.Tx, p outbox.PutRow) <-chan putAnswer {
+// putBeside puts messages in tx and checks that it waits.
+func (f *journalFixture) putBeside(tx *sql.Tx, rows ...outbox.PutRow) <-chan putAnswer {
 	f.Helper()
 	answers := make(chan putAnswer, 1)
 	go func() {
-		as, err := f.store.PutRows(f.ctx, outbox.SQL(tx), f.channel, []outbox.PutRow{p}, 0)
+		as, err := f.store.PutRows(f.ctx, outbox.SQL(tx), f.channel, rows, 0)
 		answers <- putAnswer{as, err}
 	}()
 	select {
@@ -237,6 +238,22 @@ func secondPutOfAGroupWaitsForTheFirst(f *journalFixture) {
 			f.claimThese("in the order of the commits", want...)
 		}
 	}
+}
+
+// A key that existed when the put came to it, and has gone before the put is
+// done with the others.
+func keyThatGoesWhileAPutWaitsIsNew(f *journalFixture) {
+	f.put("a", "")
+	first, second := f.begin(), f.begin()
+	f.putIn(first, 0, message("b", ""))
+	answers := f.putBeside(second, message("a", ""), message("b", ""))
+	f.amend("discard", outbox.ActionDiscard, outbox.MessageFilter{Key: "a"}, 1)
+	f.rollback(first)
+	a := <-answers
+	f.ok("PutRows after the first", a.err)
+	f.equal("created", []bool{a.as[0].Created, a.as[1].Created}, []bool{true, true})
+	f.commit(second)
+	f.equal("messages claimed", sorted(keys(f.claim())), []string{"a", "b"})
 }
 
 // levels are the isolation levels of SQL, and which see what commits after

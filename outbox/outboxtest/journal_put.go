@@ -26,6 +26,7 @@ var putTests = []journalTest{
 	{"NumbersAreUniqueAndSurviveJavaScript", numbersAreUniqueAndSurviveJavaScript},
 	{"MessagesOfChannelsAreIndependent", messagesOfChannelsAreIndependent},
 	{"DelayedMessageWaits", delayedMessageWaits},
+	{"DelaysOfManyAreEachItsOwn", delaysOfManyAreEachItsOwn},
 }
 
 func putCreatesAPendingMessage(f *journalFixture) {
@@ -265,6 +266,21 @@ func delayedMessageWaits(f *journalFixture) {
 	}
 	f.equal("messages claimed", keys(f.claimAfter(short, long)), []string{"later"})
 	f.claimNone("the other is due in ten years")
+}
+
+func delaysOfManyAreEachItsOwn(f *journalFixture) {
+	for _, group := range []string{"", "g"} {
+		f := f.on(newChannel())
+		rows := []outbox.PutRow{message("c", group), message("a", group), message("b", group)}
+		for i := range rows {
+			rows[i].Delay = time.Duration(i) * long
+		}
+		for i, a := range f.putAll(rows...) {
+			r := f.get(rows[i].Key)
+			f.equal("due after it was put", r.Due.Sub(r.StagedAt), rows[i].Delay)
+			f.equal("due as answered", a.Row.Due, r.Due)
+		}
+	}
 }
 
 // manyTests come last, since they leave thousands of messages.

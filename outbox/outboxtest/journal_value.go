@@ -49,8 +49,21 @@ func headersOfMessagesComeBackAsPut(f *journalFixture) {
 	})
 }
 
-// messageRoundTrip puts messages and reads them back in every way.
+// messageRoundTrip puts messages and reads them back in every way: all at once,
+// all without their groups, and each alone, which a store may write differently.
 func (f *journalFixture) messageRoundTrip(rows []outbox.PutRow) {
+	f.Helper()
+	f.roundTripOf(rows)
+	plain := slices.Clone(rows)
+	for i := range plain {
+		plain[i].Group = ""
+		f.on(newChannel()).roundTripOf(rows[i : i+1])
+		f.on(newChannel()).roundTripOf(plain[i : i+1])
+	}
+	f.on(newChannel()).roundTripOf(plain)
+}
+
+func (f *journalFixture) roundTripOf(rows []outbox.PutRow) {
 	f.Helper()
 	want := map[string]outbox.Row{}
 	for i, a := range f.putAll(rows...) {

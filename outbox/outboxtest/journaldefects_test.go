@@ -28,6 +28,8 @@ var journalDefects = map[string][]string{
 	"channels share keys":                         {"MessagesOfChannelsAreIndependent"},
 	"channels share groups":                       {"MessagesOfChannelsAreIndependent"},
 	"delay of a put is ignored":                   {"DelayedMessageWaits", "EmptyJournalGivesNothing", "RunIsCutWhereOneIsNotDue"},
+	"one delay for all":                           {"DelaysOfManyAreEachItsOwn"},
+	"put looks before it waits":                   {"KeyThatGoesWhileAPutWaitsIsNew"},
 	"put does not lock its group":                 {"SecondPutOfAGroupWaitsForTheFirst", "GroupHeldByAPutIsBusy", "GroupHeldByAPutIsNotClaimed"},
 	"putters of a key do not wait":                {"SecondPutOfAKeyWaitsForTheFirst"},
 	"keys are folded":                             {"KeysOfMessagesAreComparedByteByByte"},
