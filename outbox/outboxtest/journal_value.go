@@ -56,9 +56,8 @@ func (f *journalFixture) messageRoundTrip(rows []outbox.PutRow) {
 	f.roundTripOf(rows)
 	plain := slices.Clone(rows)
 	for i := range plain {
-		plain[i].Group = ""
 		f.on(newChannel()).roundTripOf(rows[i : i+1])
-		f.on(newChannel()).roundTripOf(plain[i : i+1])
+		plain[i].Group = ""
 	}
 	f.on(newChannel()).roundTripOf(plain)
 }
@@ -94,6 +93,7 @@ func (f *journalFixture) roundTripOf(rows []outbox.PutRow) {
 		w.Attempt = 2
 		f.like("BeginMessage of "+r.Key, r, w)
 	}
+	f.amend("discard", outbox.ActionDiscard, outbox.MessageFilter{}, len(rows)) // large ones slow down what comes next in a file
 }
 
 func keysOfMessagesAreComparedByteByByte(f *journalFixture) {
