@@ -10,11 +10,9 @@ RACE = -race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/li
 TIMEOUT = 15m
 COUNT   = 3
 RUN     = .
-BENCH   = .
-ROUNDS  = 5
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-short lint stress bench
+.PHONY: help demo test test-short lint stress bench bench-quick
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,5 +35,8 @@ lint: ## gofmt, go vet and staticcheck
 stress: ## run tests again and again under the race detector (COUNT=3 RUN=.), with longer kill tests
 	OUTBOX_STRESS_SECONDS=60 scripts/postgres.sh go test $(RACE) -count=$(COUNT) -run '$(RUN)' -timeout 60m ./...
 
-bench: ## measure against raw SQL, on a server with fsync on (BENCH=. ROUNDS=5)
-	scripts/postgres.sh go test ./integration -run '^$$' -bench '$(BENCH)' -benchtime $(ROUNDS)x -timeout 1h
+bench: ## measure against other libraries and bare SQL, on a server with fsync on (SUITES="stage drain", all without it)
+	scripts/postgres.sh go -C bench run . $(BENCH) $(SUITES)
+
+bench-quick: ## the same in under two minutes: a first idea only
+	scripts/postgres.sh go -C bench run . -quick $(BENCH) $(SUITES)

@@ -71,7 +71,11 @@ func (s *site) messages() []string {
 }
 
 // wipe empties the journal.
-func (s *site) wipe() { s.clear(`{t:messages}`, `{t:groups}`) }
+func (s *site) wipe() {
+	for _, table := range []string{`{t:messages}`, `{t:groups}`} {
+		s.exec(s.dialect.Render(map[bool]string{true: `TRUNCATE `, false: `DELETE FROM `}[s.postgres()] + table))
+	}
+}
 
 // states tells the states of a channel's messages.
 func (s *site) states(j *outbox.Journal) map[string]outbox.State {
