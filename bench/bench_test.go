@@ -14,7 +14,7 @@ import (
 )
 
 // tiny is enough for every suite to run, and says nothing about speed.
-var tiny = sizes{rounds: 1, few: 1, write: 20 * time.Millisecond, drain: 1000, latency: 200 * time.Millisecond, backlog: 2000, ended: 200,
+var tiny = sizes{rounds: 1, few: 1, write: 20 * time.Millisecond, drain: 1000, relays: []int{1, 2}, batches: []int{100, 1000}, latency: 200 * time.Millisecond, backlog: 2000, ended: 200,
 	chunk: 200, chunks: 2, steady: 1000, steadyFor: 300 * time.Millisecond, hot: 20, sqlite: 200, cost: 40, idle: 100 * time.Millisecond}
 
 // TestEverySuiteRuns: what is only run when somebody measures would rot.

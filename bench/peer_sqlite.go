@@ -241,7 +241,7 @@ func (f *file) river(ctx context.Context) (*peer, error) {
 	}
 	return &peer{
 		name: riverPgx, kind: rival, settings: "riversqlite; " + riverSettings, lacks: riverLacks,
-		tables: []string{"river_job"}, waiting: riverWaiting, share: 20,
+		tables: []string{"river_job"}, waiting: riverWaiting, share: 10,
 		stage: func(ctx context.Context, seq int64) error {
 			return transactIn(ctx, f.one, seq, func(tx *sql.Tx) error {
 				_, err := c.InsertTx(ctx, tx, newMessage(seq), nil)

@@ -51,16 +51,19 @@ func install(ctx context.Context, dsn string) error {
 	if _, err := db.ExecContext(ctx, appTable); err != nil {
 		return err
 	}
-	for name, f := range map[string]func() error{
-		"this library": func() error { return installBox(ctx, db, dialect.Postgres()) },
-		"bare SQL":     func() error { return installRaw(ctx, db) },
-		"river":        func() error { return installRiver(ctx, pool) },
-		"watermill":    func() error { return installWatermill(ctx, db) },
-		"gue":          func() error { return installFile(ctx, db, "github.com/vgarvardt/gue/v5", "migrations/schema.sql") },
-		"goqite":       func() error { return installFile(ctx, db, "maragu.dev/goqite", "schema_postgres.sql") },
+	for _, of := range []struct {
+		name    string
+		install func() error
+	}{
+		{"this library", func() error { return installBox(ctx, db, dialect.Postgres()) }},
+		{"bare SQL", func() error { return installRaw(ctx, db) }}, // like those of this library
+		{"river", func() error { return installRiver(ctx, pool) }},
+		{"watermill", func() error { return installWatermill(ctx, db) }},
+		{"gue", func() error { return installFile(ctx, db, "github.com/vgarvardt/gue/v5", "migrations/schema.sql") }},
+		{"goqite", func() error { return installFile(ctx, db, "maragu.dev/goqite", "schema_postgres.sql") }},
 	} {
-		if err := f(); err != nil {
-			return fmt.Errorf("install the tables of %s: %w", name, err)
+		if err := of.install(); err != nil {
+			return fmt.Errorf("install the tables of %s: %w", of.name, err)
 		}
 	}
 	return nil

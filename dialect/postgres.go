@@ -132,11 +132,14 @@ func (p postgres) discard(ctx context.Context, db *sql.DB, d Dialect, channel, k
 	return result, err
 }
 
-func (postgres) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error {
+func (postgres) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() func(Scanner) error) error {
 	return d.Write(ctx, db, d.rendered(Statement{
-		`SELECT place::text, ` + rowColumns + `, probe FROM {t:claim_1}($1::text, $2::integer, $3::bigint, $4::bigint, $5::bigint)`,
+		`SELECT key, payload, numbers, words FROM {t:claim_1}($1::text, $2::integer, $3::bigint, $4::bigint, $5::bigint)`,
 		[]any{c.Channel, c.Limit, c.Lease, c.From, at},
-	}), attempt)
+	}), func() Scan {
+		scan := attempt()
+		return func(rows *sql.Rows) error { return scan(pgClaimed{rows}) }
+	})
 }
 
 func (postgres) settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error) {

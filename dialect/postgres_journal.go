@@ -41,24 +41,16 @@ func (b behind) Scan(dest ...any) error {
 	return b.row.Scan(append(after(make([]any, 0, b.n+len(dest)), b.n), dest...)...)
 }
 
-// before scans a row but for its last columns, which go elsewhere.
-type before struct {
-	row  Scanner
-	last []any
-}
-
-func (b before) Scan(dest ...any) error { return b.row.Scan(append(dest, b.last...)...) }
-
 func (postgres) claimMessages(ctx context.Context, run Runner, d Dialect, c ClaimMessages, at now, scan func(Scanner) error) error {
-	reached := []any{ignored{}}
+	reached := new(int64)
 	if c.Reached != nil {
-		reached[0] = c.Reached
+		reached = c.Reached
 	}
 	return run(ctx, d.rendered(Statement{`
-		SELECT ` + pgMessageOf + `, x.probe, x.reached
+		SELECT x.key, x.grp, x.payload, x.numbers, x.words
 		FROM {t:claim_messages_1}($1::text, $2::integer, $3::bigint, $4::bigint, $5::bigint, $6::boolean, $7::boolean, $8::bigint) AS x`,
 		[]any{c.Channel, c.Limit, c.Lease, c.From, c.FromGroup, c.Full, c.SkipEnded, at},
-	}), func(row Scanner) error { return scan(before{row, reached}) })
+	}), func(row Scanner) error { return scan(pgClaimedMessage{row, reached}) })
 }
 
 func (postgres) beginMessage(ctx context.Context, run Runner, d Dialect, channel, key string, lease int64, at now, scan func(Scanner) error) (result int16, err error) {

@@ -78,7 +78,7 @@ func updateEntries(ids string) string {
 // claim leases due rows where the channel is not paused; after an outage one,
 // for the caller whose token the probe then carries. It looks before it takes
 // the write lock: most looks find nothing.
-func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error {
+func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() func(Scanner) error) error {
 	found := false
 	peek := d.rendered(Statement{
 		`SELECT 1 FROM {t:entries} INDEXED BY {i:entries_due_idx} WHERE channel = ?1 AND due <= ?2 AND lease_until <= ?2 LIMIT 1`, []any{c.Channel, at},
@@ -102,7 +102,10 @@ func (sqlite) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now,
 			EXISTS (SELECT 1 FROM {t:channels} WHERE system = 1 AND name = ?1 AND outage_level > 0)`,
 		[]any{c.Channel, c.Limit, c.Lease, at},
 	})
-	return immediate(ctx, db, func(ctx context.Context, q Querier) error { return each(ctx, q, claim, attempt()) })
+	return immediate(ctx, db, func(ctx context.Context, q Querier) error {
+		scan := attempt()
+		return each(ctx, q, claim, func(rows *sql.Rows) error { return scan(rows) })
+	})
 }
 
 // settle deletes what was published and looks closer only at what is left.

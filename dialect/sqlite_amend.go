@@ -72,7 +72,7 @@ var sqliteActions = map[int16]struct {
 	set    string
 }{
 	1: {[]int16{2, 5, 6}, `outcome = 0, completed_at = 0, due = ?2, attempt = 0, lapses = 0, lease_until = 0, token = 0`},
-	2: {[]int16{1, 2, 3, 4, 5, 6}, `gone = 1`},
+	2: {[]int16{1, 2, 3, 4, 5, 6}, ``}, // they are deleted
 	3: {[]int16{6}, `outcome = 1, completed_at = ?2, lease_until = 0, token = 0, ref = ?3`},
 	4: {[]int16{6}, `outcome = 4, completed_at = ?2, lease_until = 0, token = 0`},
 	5: {[]int16{6}, `outcome = 0, completed_at = 0, due = ?2, lapses = 0, lease_until = 0, token = 0`},
@@ -113,9 +113,11 @@ func (sqlite) amendMessages(ctx context.Context, run Runner, d Dialect, a Amend,
 	if a.DryRun || count == 0 {
 		return count, last, nil
 	}
-	err = run(ctx, d.rendered(Statement{
-		updateMessages(`SELECT value AS seq FROM json_each(?1)`) + action.set, []any{toJSON(seqs), at, a.Ref},
-	}), unread)
+	text := deleteMessages(`SELECT value, '', '' FROM json_each(?1)`)
+	if action.set != "" {
+		text = updateMessages(`SELECT value AS seq FROM json_each(?1)`) + action.set
+	}
+	err = run(ctx, d.rendered(Statement{text, []any{toJSON(seqs), at, a.Ref}}), unread)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -164,12 +166,12 @@ func (sqlite) purgeMessages(ctx context.Context, run Runner, d Dialect, p PurgeM
 	for _, outcome := range p.Outcomes {
 		parts = append(parts, `
 			SELECT * FROM (
-				SELECT seq, completed_at FROM {t:messages} INDEXED BY {i:messages_ended_idx}
+				SELECT seq, key, grp, outcome, completed_at FROM {t:messages} INDEXED BY {i:messages_ended_idx}
 				WHERE channel = ?1 AND outcome = `+strconv.Itoa(int(outcome))+` AND outcome <> 0 AND completed_at < ?2
 				ORDER BY completed_at LIMIT ?3
 			)`)
 	}
-	chosen := `SELECT seq FROM (` + strings.Join(parts, ` UNION ALL `) + `) ORDER BY completed_at, seq LIMIT ?3`
+	chosen := `SELECT seq, key, iif(outcome > 1, grp, '') FROM (` + strings.Join(parts, ` UNION ALL `) + `) ORDER BY completed_at, seq LIMIT ?3`
 	args := []any{p.Channel, before, p.Limit}
 	err = run(ahead(ctx), d.rendered(Statement{`SELECT count(*) FROM (` + chosen + `)`, args}), func(row Scanner) error {
 		return row.Scan(&count)
@@ -180,7 +182,7 @@ func (sqlite) purgeMessages(ctx context.Context, run Runner, d Dialect, p PurgeM
 	count = 0
 	groups := make(map[string]bool)
 	err = run(ctx, d.rendered(Statement{
-		updateMessages(chosen) + `gone = 1 RETURNING iif(outcome > 1, grp, '')`, args,
+		deleteMessages(chosen) + ` RETURNING grp`, args,
 	}), func(row Scanner) error {
 		count++
 		var group string

@@ -27,7 +27,8 @@ const sqliteMessage = `seq, key, seq, token, attempt, payload, headers, created_
 // Rows of a list are changed by an upsert, never by an UPDATE or DELETE: those
 // read the whole table where ANALYZE once found it small, also when a backlog
 // has come since; an upsert finds its rows by their keys. All rows that are
-// given exist, so nothing is inserted. Setting gone deletes them.
+// given exist, so nothing is inserted. They are deleted by way of a view, and
+// groups by setting gone.
 
 // updateMessages changes messages by their numbers, the seq of a query.
 func updateMessages(seqs string) string {
@@ -35,6 +36,17 @@ func updateMessages(seqs string) string {
 		INSERT INTO {t:messages} (seq, channel, key, due, created_at, payload)
 		SELECT seq, '', seq, 0, 0, x'' FROM (` + seqs + `) WHERE true
 		ON CONFLICT (seq) DO UPDATE SET `
+}
+
+// deleteMessages deletes what a query of seq, key and grp finds.
+func deleteMessages(query string) string {
+	return `INSERT INTO {t:messages_gone} (seq, key, grp) ` + query
+}
+
+// held is the number of the message whose key follows, where it is leased
+// under the token ?3; NULL otherwise.
+func held(key string) string {
+	return `(SELECT h.seq FROM {t:messages} AS h WHERE h.channel = ?1 AND h.key = ` + key + ` AND h.token = ?3 AND h.lease_until > 0)`
 }
 
 // updateHeld changes messages m that are leased under the token ?3, by their
@@ -52,7 +64,7 @@ func updateHeld(columns string) string {
 	return `
 		INSERT INTO {t:messages} AS m (channel, key, created_at, payload` + columns + `)
 		SELECT ?1, ` + key + `, 0, x''` + values + ` FROM json_each(?2) AS j
-		WHERE (SELECT h.lease_until FROM {t:messages} AS h WHERE h.channel = ?1 AND h.key = ` + key + ` AND h.token = ?3) > 0
+		WHERE ` + held(key) + ` IS NOT NULL
 		ON CONFLICT (channel, key) DO UPDATE SET `
 }
 

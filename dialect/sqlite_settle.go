@@ -73,11 +73,14 @@ func (x *sqliteSettling) plain(i int) bool {
 
 // sent deletes messages that were sent, or keeps them.
 func (x *sqliteSettling) sent(ctx context.Context) error {
-	set := `gone = 1`
+	text := deleteMessages(`
+		SELECT leases.seq, leases.key, (SELECT m.grp FROM {t:messages} AS m WHERE m.seq = leases.seq)
+		FROM (SELECT value AS key, ` + held(`value`) + ` AS seq FROM json_each(?2) LIMIT -1) AS leases -- the limit has each looked up once
+		WHERE leases.seq IS NOT NULL`)
 	if x.Keep {
-		set = `outcome = 1, completed_at = ?4, lease_until = -1, lapses = 0`
+		text = updateHeld(``) + `outcome = 1, completed_at = ?4, lease_until = -1, lapses = 0`
 	}
-	text := x.d.Render(updateHeld(``) + set + ` RETURNING key, grp`)
+	text = x.d.Render(text + ` RETURNING key, grp`)
 	for token, h := range sqliteByToken(x.Keys, x.Tokens, x.plain) {
 		err := x.run(ctx, Statement{text, []any{x.Channel, toJSON(h.keys), token, x.now}}, x.done(token, h))
 		if err != nil {

@@ -117,7 +117,7 @@ type engine interface {
 	stats(limit int, at now) Statement
 	fence(now) Statement
 	discard(ctx context.Context, db *sql.DB, d Dialect, channel, key string, version int64) (int16, error)
-	claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() Scan) error
+	claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at now, attempt func() func(Scanner) error) error
 	settle(ctx context.Context, db *sql.DB, d Dialect, s Settle, at now) ([]int16, error)
 	extend(ctx context.Context, db *sql.DB, d Dialect, e Extend, at now) ([]int16, error)
 	read(ctx context.Context, db *sql.DB, run func(Querier) error) error
@@ -184,7 +184,7 @@ func (d Dialect) Discard(ctx context.Context, db *sql.DB, channel, key string, v
 
 // Claim leases due rows and scans them as Pending does, and whether the row is a
 // probe, in no order; see Read for attempt.
-func (d Dialect) Claim(ctx context.Context, db *sql.DB, c Claim, at any, attempt func() Scan) error {
+func (d Dialect) Claim(ctx context.Context, db *sql.DB, c Claim, at any, attempt func() func(Scanner) error) error {
 	return d.engine.claim(ctx, db, d, c, at, attempt)
 }
 

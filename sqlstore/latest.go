@@ -149,14 +149,14 @@ func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, 
 	claim := dialect.Claim{Channel: c.Channel, Limit: c.Limit, Lease: micros(c.Lease), From: from.due}
 	var claimed outbox.Claimed
 	start := time.Now()
-	scan := func(rows *sql.Rows) error {
+	scan := func(row dialect.Scanner) error {
 		if claimed.Rows == nil {
 			claimed.Rows = make([]outbox.Row, 0, c.Limit)
 		}
 		claimed.Rows = append(claimed.Rows, outbox.Row{})
-		return scanRow(rows, &claimed.Rows[len(claimed.Rows)-1], &claimed.Probe)
+		return scanRow(row, &claimed.Rows[len(claimed.Rows)-1], &claimed.Probe)
 	}
-	err := s.d.Claim(ctx, s.db, claim, s.now(), func() dialect.Scan { claimed = outbox.Claimed{}; return scan })
+	err := s.d.Claim(ctx, s.db, claim, s.now(), func() func(dialect.Scanner) error { claimed = outbox.Claimed{}; return scan })
 	if err != nil {
 		return outbox.Claimed{}, s.failed(ctx, err, "claim from channel %q", c.Channel)
 	}
@@ -173,14 +173,14 @@ func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, 
 }
 
 // scanRow reads a row as dialect.Pending orders it, and what follows into more.
-func scanRow(rows outbox.Rows, r *outbox.Row, more ...any) error {
+func scanRow(row dialect.Scanner, r *outbox.Row, more ...any) error {
 	var staged, due, until int64
 	var headers string
 	dest := []any{
 		(*dialect.Place)(&r.ID), &r.Key, (*int64)(&r.Version), (*int64)(&r.Token), &r.Attempt, &r.Payload, &headers,
 		&r.Deleted, &staged, &due, &until, &r.LastError,
 	}
-	if err := rows.Scan(append(dest, more...)...); err != nil {
+	if err := row.Scan(append(dest, more...)...); err != nil {
 		return err
 	}
 	r.StagedAt, r.Due = time.UnixMicro(staged).UTC(), time.UnixMicro(due).UTC()

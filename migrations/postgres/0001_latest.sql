@@ -101,10 +101,7 @@ $outbox$;
 -- table was empty sorts the whole backlog at each claim.
 -- +goose StatementBegin
 CREATE FUNCTION {t:claim_1}(p_channel text, p_limit integer, p_lease bigint, p_from bigint, p_now bigint)
-RETURNS TABLE (
-    place tid, key text, version bigint, token bigint, attempt integer, payload bytea, headers text,
-    tombstone boolean, staged_at bigint, due bigint, lease_until bigint, last_error text, probe boolean
-)
+RETURNS TABLE (key text, payload bytea, numbers text, words text)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $outbox$
@@ -116,6 +113,7 @@ DECLARE
     v_wait  bigint;
     v_rows  tid[];
     v_token bigint;
+    v_same  text;
 BEGIN
     SELECT greatest(c.paused_until, c.outage_until, CASE WHEN c.outage_level > 0 THEN c.probe_until END),
         c.outage_level > 0
@@ -149,12 +147,14 @@ BEGIN
     END IF;
 
     v_token := nextval({s:token_seq}::regclass);
+    v_same := concat_ws(' ', v_token, v_now + p_lease, coalesce(v_probe, false)::integer);
     RETURN QUERY
         UPDATE {t:entries} AS e SET lease_until = v_now + p_lease, token = v_token,
             attempt = least(e.attempt, 2147483646) + 1
         WHERE e.ctid = ANY (v_rows) -- locked, so they stay where they are
-        RETURNING e.ctid, e.key, e.version, e.token, e.attempt, e.payload, e.headers,
-            e.tombstone, e.staged_at, e.due, e.lease_until, e.last_error, coalesce(v_probe, false);
+        RETURNING e.key, e.payload,
+            concat_ws(' ', e.ctid, e.version, e.attempt, e.tombstone::integer, e.staged_at, e.due, v_same),
+            CASE WHEN e.headers <> '' OR e.last_error <> '' THEN json_build_array(e.headers, e.last_error)::text END;
 END
 $outbox$;
 -- +goose StatementEnd

@@ -366,14 +366,12 @@ $outbox$;
 -- group's row is locked first, then a new statement reads its messages, so that none is overlooked.
 -- reached is the due time of the last group that was leased. A message whose leases lapsed twice
 -- in a row is claimed alone: it may be what kills its holders. See claim_1 for the rest.
+-- numbers are place, seq, attempt, created_at, due, ambiguous, token, lease_until, probe, reached; words
+-- headers, last_error, ref, code.
 -- +goose StatementBegin
 CREATE FUNCTION {t:claim_messages_1}(
     p_channel text, p_limit integer, p_lease bigint, p_from bigint, p_from_group bigint, p_full boolean, p_skip boolean, p_now bigint
-) RETURNS TABLE (
-    place tid, key text, seq bigint, token bigint, attempt integer, payload bytea, headers text, created_at bigint,
-    due bigint, lease_until bigint, last_error text, grp text, outcome smallint, completed_at bigint, ref text,
-    code text, ambiguous boolean, probe boolean, reached bigint
-)
+) RETURNS TABLE (key text, grp text, payload bytea, numbers text, words text)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
@@ -400,6 +398,7 @@ DECLARE
     v_run     tid[] := '{}';
     v_only    boolean;          -- the run is the head of the first group, to be claimed alone
     v_reached bigint := 0;
+    v_same    text;
 BEGIN
     SELECT greatest(c.paused_until, c.outage_until, CASE WHEN c.outage_level > 0 THEN c.probe_until END),
         c.outage_level > 0
@@ -484,14 +483,17 @@ BEGIN
         )
         SELECT max(l.due) INTO v_reached FROM leased AS l;
     END IF;
+    v_same := concat_ws(' ', v_token, v_now + p_lease, coalesce(v_probe, false)::integer, v_reached);
     RETURN QUERY
         UPDATE {t:messages} AS m SET lease_until = v_now + p_lease, token = v_token,
             -- A lapse in company gives its attempt back.
             attempt = least(m.attempt, 2147483646) + (m.lease_until <= 0 OR m.lapses > 1)::integer,
             lapses = CASE WHEN m.lease_until > 0 THEN least(m.lapses, 32766) + 1 ELSE 0 END
         WHERE m.ctid = ANY (v_rows) -- locked, so they stay where they are
-        RETURNING m.ctid, m.key, m.seq, m.token, m.attempt, m.payload, m.headers, m.created_at, m.due, m.lease_until,
-            m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, m.lapses > 0, coalesce(v_probe, false), v_reached;
+        RETURNING m.key, m.grp, m.payload,
+            concat_ws(' ', m.ctid, m.seq, m.attempt, m.created_at, m.due, (m.lapses > 0)::integer, v_same),
+            CASE WHEN m.headers <> '' OR m.last_error <> '' OR m.ref <> '' OR m.code <> ''
+                THEN json_build_array(m.headers, m.last_error, m.ref, m.code)::text END;
 END
 $outbox$;
 -- +goose StatementEnd

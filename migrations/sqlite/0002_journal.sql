@@ -18,7 +18,6 @@ CREATE TABLE {t:messages} (
     token        INTEGER NOT NULL DEFAULT 0,
     attempt      INTEGER NOT NULL DEFAULT 0,
     lapses       INTEGER NOT NULL DEFAULT 0, -- leases that lapsed in a row
-    gone         INTEGER NOT NULL DEFAULT 0, -- set to 1 to delete the row
     created_at   INTEGER NOT NULL,
     completed_at INTEGER NOT NULL DEFAULT 0,
     channel      TEXT    NOT NULL,
@@ -93,12 +92,16 @@ END;
 -- +goose StatementEnd
 
 -- A DELETE of a list of rows reads the whole table where ANALYZE has found it small, also when a
--- backlog has come since. An upsert finds each row by its key, whatever was analysed: these make
--- it delete.
+-- backlog has come since. These delete each row by its key, whatever was analysed: a message by
+-- inserting into a view, a group by setting gone.
 -- +goose StatementBegin
-CREATE TRIGGER {schema}.{i:messages_gone} AFTER UPDATE OF gone ON {i:messages} WHEN new.gone = 1
+CREATE VIEW {schema}.{i:messages_gone} AS SELECT seq, key, grp FROM {i:messages} WHERE false;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+CREATE TRIGGER {schema}.{i:messages_delete} INSTEAD OF INSERT ON {i:messages_gone}
 BEGIN
-    DELETE FROM {i:messages} WHERE seq = old.seq;
+    DELETE FROM {i:messages} WHERE seq = new.seq;
 END;
 -- +goose StatementEnd
 
@@ -115,6 +118,9 @@ UPDATE {t:meta} SET version = 2;
 
 -- +goose Down
 
+-- +goose StatementBegin
+DROP VIEW {t:messages_gone};
+-- +goose StatementEnd
 -- +goose StatementBegin
 DROP TABLE {t:groups};
 -- +goose StatementEnd
