@@ -33,10 +33,14 @@ type site struct {
 }
 
 // onBoth runs a test on Postgres and on SQLite.
-func onBoth(t *testing.T, test func(t *testing.T, s *site)) {
-	t.Run("sqlite", func(t *testing.T) { test(t, onSQLite(t)) })
+func onBoth(t *testing.T, test func(t *testing.T, s *site)) { onBothAtOnce(t, onSQLite, test) }
+
+// onBothAtOnce runs a test on SQLite and on Postgres at the same time, as most
+// wait for longer than they compute.
+func onBothAtOnce(t *testing.T, onSQLite func(testing.TB) *site, test func(t *testing.T, s *site)) {
+	t.Run("sqlite", func(t *testing.T) { t.Parallel(); test(t, onSQLite(t)) })
 	if !testing.Short() {
-		t.Run("postgres", func(t *testing.T) { test(t, onPostgres(t)) })
+		t.Run("postgres", func(t *testing.T) { t.Parallel(); test(t, onPostgres(t)) })
 	}
 }
 

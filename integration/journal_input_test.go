@@ -341,6 +341,7 @@ func TestG10BadSendOptionsAreRefused(t *testing.T) {
 // TestG10BulkPutOfAnySizeIsStoredWhole: each answer belongs to its message,
 // those of keys given twice and of keys that exist included.
 func TestG10BulkPutOfAnySizeIsStoredWhole(t *testing.T) {
+	t.Parallel()
 	onBothUnsynced(t, func(t *testing.T, s *site) {
 		j := s.journal("bulk")
 		for _, n := range []int{0, 1, 999, 1_001, 10_001, 25_000 / raceFactor} {

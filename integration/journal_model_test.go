@@ -20,6 +20,7 @@ import (
 // Random verbs of the journal, on a real database and on a model of forty
 // lines, must come to the same messages: one after another, on a set clock.
 func TestJournalIsItsModel(t *testing.T) {
+	t.Parallel()
 	onBoth(t, func(t *testing.T, s *site) { rapid.Check(t, property(s)) })
 }
 

@@ -91,6 +91,7 @@ func TestG8HourOfUnavailableSpendsNobodysAttempts(t *testing.T) {
 // TestG8RecoveryFromAnOutageIsNoStampede: after the probe that got through,
 // claims grow from one message, in each relay.
 func TestG8RecoveryFromAnOutageIsNoStampede(t *testing.T) {
+	t.Parallel()
 	onBoth(t, func(t *testing.T, s *site) {
 		const relays = 3
 		j := s.journal("mail")
@@ -187,6 +188,7 @@ func TestOperatorsPauseAndResumeAJournalInEveryReplica(t *testing.T) {
 // TestG5DestinationThatHangsIsNotMultiplied: sends that ignore their cancelled
 // context keep their workers; their messages wait, and Park keeps them.
 func TestG5DestinationThatHangsIsNotMultiplied(t *testing.T) {
+	t.Parallel()
 	onBoth(t, func(t *testing.T, s *site) {
 		for _, p := range []policy{resend, park} {
 			j := s.journal(string(p))

@@ -18,6 +18,7 @@ import (
 // a few rows per message of the batch, whatever lies beside: a large backlog,
 // one group of many thousands, thousands of blocked groups, and dead messages.
 func TestJournalPlansNeverDependOnStatistics(t *testing.T) {
+	t.Parallel()
 	onlyPostgres(t, func(t *testing.T, s *site) {
 		for _, table := range []string{`{t:messages}`, `{t:groups}`} {
 			s.exec(s.dialect.Render(`ALTER TABLE ` + table + ` SET (autovacuum_enabled = off)`))

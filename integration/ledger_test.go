@@ -36,11 +36,10 @@ func onlySQLite(t *testing.T, test func(t *testing.T, s *site)) {
 // onBothUnsynced is onBoth for tests of thousands of commits, whose subject is
 // not what a power cut leaves of them.
 func onBothUnsynced(t *testing.T, test func(t *testing.T, s *site)) {
-	t.Run("sqlite", func(t *testing.T) {
+	onBothAtOnce(t, func(t testing.TB) *site {
 		dsn := dialect.SQLiteDSN(filepath.Join(t.TempDir(), "app.db"))
-		test(t, newSite(t, dialect.SQLite(), "sqlite", strings.Replace(dsn, "synchronous(FULL)", "synchronous(OFF)", 1)))
-	})
-	onlyPostgres(t, test)
+		return newSite(t, dialect.SQLite(), "sqlite", strings.Replace(dsn, "synchronous(FULL)", "synchronous(OFF)", 1))
+	}, test)
 }
 
 // ledger keeps what was committed for each key, in the order of the commits.

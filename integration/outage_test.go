@@ -56,6 +56,7 @@ func (d *destination) made() []call {
 // While a destination says that it is down, the fleet as a whole asks with one
 // row at growing intervals, no attempt is spent, and its return is no stampede.
 func TestOutageIsProbedByOneRelayAndEndsWithoutAStampede(t *testing.T) {
+	t.Parallel()
 	const relays, rows = 3, 300
 	onBoth(t, func(t *testing.T, s *site) {
 		d := &destination{fault: outbox.Unavailable(errors.New("connection refused"))}
@@ -109,6 +110,7 @@ func requireRamp(t *testing.T, calls []call) {
 // A destination that is down without saying so is slowed down for, although
 // values staged anew are due at once with fresh attempts.
 func TestDestinationThatJustFailsIsNotHammered(t *testing.T) {
+	t.Parallel()
 	const watched = 3 * time.Second
 	onBoth(t, func(t *testing.T, s *site) {
 		l := s.latest("")

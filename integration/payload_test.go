@@ -281,6 +281,7 @@ func TestG10NoHandPutsATextIntoAnInteger(t *testing.T) {
 // parameters is met, and each result belongs to its input, keys given twice
 // included.
 func TestG10BulkOfAnySizeIsStoredWhole(t *testing.T) {
+	t.Parallel()
 	onBothUnsynced(t, func(t *testing.T, s *site) {
 		l := s.latest("bulk")
 		sizes := []int{1, 3_000, 11_000, 33_000, 66_000}
