@@ -146,8 +146,9 @@ func (t *table) print(w io.Writer) {
 	}
 }
 
-// markdown writes the whole report as a page's sections.
+// markdown writes the whole report as a page.
 func (p *report) markdown(w io.Writer) {
+	fmt.Fprint(w, "# Figures\n\nWritten by `make bench`; [performance.md](performance.md) says what they mean.\n\n")
 	for _, line := range p.about {
 		fmt.Fprintf(w, "- %s\n", line)
 	}

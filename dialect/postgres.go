@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // postgres speaks PostgreSQL. What must not depend on the planner's
@@ -275,6 +276,9 @@ func (postgres) check(ctx context.Context, db *sql.DB, d Dialect) ([]Finding, er
 	fs.warn(commit == "off", "synchronous_commit is off: what was committed in the last moments before a crash is lost, "+
 		"and its versions may be given out again: run `outbox fence` after a crash")
 	fs.warn(fsync == "off", "fsync is off: a crash of the machine can corrupt the whole database")
+	if err := pgSnapshots(ctx, db, 10*time.Minute, &fs); err != nil {
+		return nil, err
+	}
 	err = pgGrants(ctx, db, d, &fs)
 	return fs, err
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 )
 
 // What relays and people look at on Postgres.
@@ -26,6 +27,37 @@ func (postgres) stats(limit int, at now) Statement {
 		FROM {t:stats_1}($1::integer, $2::bigint) ORDER BY system, name`,
 		[]any{limit, at},
 	}
+}
+
+// pgSnapshots finds who has kept dead rows from being removed for longer than
+// bound, as far as the role may know: of other roles' sessions only members of
+// pg_read_all_stats are told.
+func pgSnapshots(ctx context.Context, db *sql.DB, bound time.Duration, fs *findings) error {
+	rows, err := db.QueryContext(ctx, `
+		SELECT holder, remedy FROM (
+			SELECT format('a transaction of role %s (pid %s, application %L, %s) has been open for %s',
+					a.usename, a.pid, a.application_name, a.state, date_trunc('second', clock_timestamp() - a.xact_start)),
+				format('end it, or set idle_in_transaction_session_timeout; SELECT pg_terminate_backend(%s) ends it now', a.pid), a.xact_start
+			FROM pg_stat_activity AS a
+			WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
+			UNION ALL
+			SELECT format('the prepared transaction %L has been open for %s', p.gid, date_trunc('second', clock_timestamp() - p.prepared)),
+				format('COMMIT PREPARED %L, or ROLLBACK PREPARED', p.gid), p.prepared
+			FROM pg_prepared_xacts AS p WHERE p.database = current_database()
+		) AS s (holder, remedy, since)
+		WHERE s.since <= clock_timestamp() - $1::bigint * interval '1 microsecond' ORDER BY s.since LIMIT 3`, bound.Microseconds())
+	if err != nil {
+		return fmt.Errorf("look for old snapshots: %w", err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var holder, remedy string
+		if err := rows.Scan(&holder, &remedy); err != nil {
+			return fmt.Errorf("look for old snapshots: %w", err)
+		}
+		fs.warn(true, "%s: dead rows stay meanwhile, and a key that is staged again and again slows down; %s", holder, remedy)
+	}
+	return rows.Err()
 }
 
 // pgDuties are what a role may be there for, with the privileges that each needs.

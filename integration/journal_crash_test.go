@@ -67,7 +67,6 @@ func beforeItsSettle(p policy) crash {
 // each policy, exactly what the table says is sent twice, parked or asked about.
 // None vanishes, and Park sends none twice.
 func TestG7SenderKilledBetweenBeginSendAndSettle(t *testing.T) {
-	t.Parallel()
 	const lease = 3 * time.Second * raceFactor // none lapses before the last worker is killed
 	onBoth(t, func(t *testing.T, s *site) {
 		b := s.inbox()
@@ -182,7 +181,6 @@ func TestG7PutterKilledAfterItsCommit(t *testing.T) {
 
 // TestG7SenderKilledAtAnyMoment, again and again over a backlog.
 func TestG7SenderKilledAtAnyMoment(t *testing.T) {
-	t.Parallel()
 	const n, kills, lease = 200, 5, 2 * time.Second // longer than a busy machine stands still
 	onBoth(t, func(t *testing.T, s *site) {
 		b := s.inbox()

@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,7 +22,7 @@ func TestG6RetentionDeletesSentMessagesOnly(t *testing.T) {
 		const n, replicas = 500, 10
 		clock := s.onClock()
 		j := s.journal("mail")
-		for i, outcome := range append(messageOutcomes, 0) {
+		for i, outcome := range slices.Concat(messageOutcomes, []outbox.Outcome{0}) {
 			s.put(j, letters(fmt.Sprint("outcome ", i, " "), n, i%2*50)...)
 			rows := s.take("mail", 10_000, 48*time.Hour) // runs of groups come in part
 			if outcome != 0 {

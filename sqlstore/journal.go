@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -263,7 +264,7 @@ func (s *Store) AmendMessages(ctx context.Context, tx outbox.Tx, channel string,
 func (s *Store) PurgeMessages(ctx context.Context, channel string, p outbox.Purge) (int, error) {
 	purge := dialect.PurgeMessages{Channel: channel, Age: micros(p.Age), Limit: p.Limit, DryRun: p.DryRun}
 	if !p.Before.IsZero() {
-		purge.Before = p.Before.UnixMicro()
+		purge.Before = before(p.Before)
 	}
 	for _, state := range p.States {
 		purge.Outcomes = append(purge.Outcomes, map[outbox.State]int16{
@@ -276,6 +277,18 @@ func (s *Store) PurgeMessages(ctx context.Context, channel string, p outbox.Purg
 		return err
 	}, "purge channel %q", channel)
 	return int(n), err
+}
+
+// before is a time as the dialects take it, to whom 0 is none at all. Where
+// microseconds do not reach, it is the nearest that they do.
+func before(t time.Time) int64 {
+	switch first, last := time.UnixMicro(math.MinInt64), time.UnixMicro(math.MaxInt64); {
+	case t.Before(first):
+		t = first
+	case t.After(last):
+		t = last
+	}
+	return cmp.Or(t.UnixMicro(), -1) // nothing ended within the microsecond between
 }
 
 func messageFilter(channel string, f outbox.MessageFilter, after outbox.Version, limit int) dialect.MessageFilter {

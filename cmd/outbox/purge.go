@@ -63,7 +63,7 @@ var errNoTime = errors.New("not a time such as 2006-01-02T15:04:05Z or, for midn
 
 func parseTime(s string) (time.Time, error) {
 	for _, layout := range []string{time.RFC3339, time.DateOnly} {
-		if t, err := time.Parse(layout, s); err == nil {
+		if t, err := time.Parse(layout, s); err == nil && !t.IsZero() { // the zero time is none
 			return t.UTC(), nil
 		}
 	}

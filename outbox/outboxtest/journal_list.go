@@ -108,6 +108,12 @@ func purgeDeletesWhatEndedLongAgo(f *journalFixture) {
 	f.purge("in a dry run, again", dry, 2)
 	before.Before = f.get("single").CompletedAt // not before itself
 	f.purge("of what was sent before the first", before, 0)
+	for _, far := range []time.Time{ // to a store that counts from the epoch they are 0, or too many
+		time.Unix(0, 0), time.UnixMicro(-1), time.Date(-400_000, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(-1<<62, 0),
+	} {
+		before.Before = far
+		f.purge(fmt.Sprint("of what was sent before the year ", far.Year()), before, 0)
+	}
 	before.Before = time.Date(2500, 1, 1, 0, 0, 0, 0, time.FixedZone("far", 3600))
 	f.purge("of what was sent", before, 2)
 	f.equal("messages left", keys(f.list(outbox.MessageList{Limit: 10})), []string{"failed", "dead", "unknown", "g2", "pending"})
