@@ -16,10 +16,10 @@ type Runner func(ctx context.Context, st Statement, scan func(Scanner) error) er
 type Scanner interface{ Scan(dest ...any) error }
 
 // MessageColumns are the columns of a message, in the order in which they are
-// scanned; ambiguous and at, the place of the row, are computed.
+// scanned; at, the place of the row, is computed.
 //
 //	at, key, seq, token, attempt, payload, headers, created_at, due, lease_until,
-//	last_error, grp, outcome, completed_at, ref, code, ambiguous
+//	last_error, grp, outcome, completed_at, ref, code, lapses
 //
 // outcome is 0 while the message is open, 1 sent, 4 dead, 5 unknown.
 const MessageColumnCount = 17
@@ -87,7 +87,8 @@ type SettleMessages struct {
 	Delays       []int64
 	Errors       []string
 	Refs, Codes  []string
-	Again        []bool // nil: none
+	Doubts       []int16 // outbox.Doubt's numbers; nil: all 0
+	Again        []bool  // nil: none
 	Keep         bool
 }
 

@@ -13,9 +13,9 @@ import (
 
 const (
 	pgMessage = `m.ctid::text, m.key, m.seq, m.token, m.attempt, m.payload, m.headers, m.created_at, m.due, m.lease_until,
-		m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, m.lapses > 0`
+		m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, m.lapses`
 	pgMessageOf = `x.place::text, x.key, x.seq, x.token, x.attempt, x.payload, x.headers, x.created_at, x.due, x.lease_until,
-		x.last_error, x.grp, x.outcome, x.completed_at, x.ref, x.code, x.ambiguous`
+		x.last_error, x.grp, x.outcome, x.completed_at, x.ref, x.code, x.lapses`
 )
 
 // ignored is where a column goes that is not wanted.
@@ -69,9 +69,9 @@ func (postgres) beginMessage(ctx context.Context, run Runner, d Dialect, channel
 func (postgres) settleMessages(ctx context.Context, run Runner, d Dialect, s SettleMessages, at now) ([]int16, error) {
 	return pgMarked(ctx, run, len(s.Keys), d.rendered(Statement{`
 		SELECT ord, result FROM {t:settle_messages_1}($1::text, $2::text[]::tid[], $3::text[], $4::text[], $5::bigint[],
-			$6::smallint[], $7::bigint[], $8::text[], $9::text[], $10::text[], $11::boolean[], $12::boolean, $13::bigint)`,
+			$6::smallint[], $7::bigint[], $8::text[], $9::text[], $10::text[], $11::smallint[], $12::boolean[], $13::boolean, $14::bigint)`,
 		[]any{
-			s.Channel, tids(s.Places), s.Keys, s.Groups, s.Tokens, s.Outcomes, s.Delays, s.Errors, s.Refs, s.Codes, s.Again, s.Keep, at,
+			s.Channel, tids(s.Places), s.Keys, s.Groups, s.Tokens, s.Outcomes, s.Delays, s.Errors, s.Refs, s.Codes, s.Doubts, s.Again, s.Keep, at,
 		},
 	}))
 }

@@ -60,13 +60,14 @@ func pgSnapshots(ctx context.Context, db *sql.DB, bound time.Duration, fs *findi
 	return rows.Err()
 }
 
-// pgDuties are what a role may be there for, with the privileges that each needs.
+// pgDuties are what a role may be there for, with the privileges that each
+// needs; of those with a bar between them one is enough.
 var pgDuties = []struct {
 	name  string
 	needs map[string]string
 }{
 	{"stage", map[string]string{
-		"entries": "SELECT,INSERT,UPDATE", "seq": "USAGE", "token_seq": "SELECT", "redraw_1": "EXECUTE",
+		"entries": "SELECT,INSERT,UPDATE", "seq": "USAGE", "token_seq": "SELECT|USAGE", "redraw_1": "EXECUTE",
 	}},
 	{"relay", map[string]string{
 		"entries": "SELECT,UPDATE,DELETE", "channels": "SELECT,INSERT,UPDATE", "token_seq": "USAGE",
@@ -122,12 +123,12 @@ func pgLacks(ctx context.Context, db *sql.DB, d Dialect, needed map[string]strin
 		}
 		for privilege := range strings.SplitSeq(needed[name], ",") {
 			var granted sql.NullBool
-			row := db.QueryRowContext(ctx, `SELECT has_`+kind+`_privilege(`+object+`, $2::text)`, argument, privilege)
+			row := db.QueryRowContext(ctx, `SELECT has_`+kind+`_privilege(`+object+`, $2::text)`, argument, strings.ReplaceAll(privilege, "|", ", "))
 			if err := row.Scan(&granted); err != nil {
 				return "", fmt.Errorf("check grants on %s: %w", d.Render(`{t:`+name+`}`), err)
 			}
 			if !granted.Bool {
-				lacks = append(lacks, privilege+" on "+kind+" "+d.Render(`{t:`+name+`}`))
+				lacks = append(lacks, strings.ReplaceAll(privilege, "|", " or ")+" on "+kind+" "+d.Render(`{t:`+name+`}`))
 			}
 		}
 	}

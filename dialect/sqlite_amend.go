@@ -58,7 +58,7 @@ func (sqlite) listMessages(ctx context.Context, run Runner, d Dialect, f Message
 	columns := sqliteMessage
 	if !payloads {
 		columns = `seq, key, seq, token, attempt, x'', headers, created_at, due, lease_until,
-			last_error, grp, outcome, completed_at, ref, code, lapses > 0`
+			last_error, grp, outcome, completed_at, ref, code, lapses`
 	}
 	st := f.matching(`{t:messages} NOT INDEXED`)
 	st.Text = `SELECT ` + columns + st.Text
@@ -71,7 +71,7 @@ var sqliteActions = map[int16]struct {
 	states []int16
 	set    string
 }{
-	1: {[]int16{2, 5, 6}, `outcome = 0, completed_at = 0, due = ?2, attempt = 0, lapses = 0, lease_until = 0, token = 0`},
+	1: {[]int16{2, 5, 6}, `outcome = 0, completed_at = 0, due = ?2, attempt = 0, lapses = iif(outcome = 0, lapses, 0), lease_until = 0, token = 0`},
 	2: {[]int16{1, 2, 3, 4, 5, 6}, ``}, // they are deleted
 	3: {[]int16{6}, `outcome = 1, completed_at = ?2, lease_until = 0, token = 0, ref = ?3`},
 	4: {[]int16{6}, `outcome = 4, completed_at = ?2, lease_until = 0, token = 0`},

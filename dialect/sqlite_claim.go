@@ -130,7 +130,7 @@ func (x *sqliteClaim) lease(ctx context.Context, seqs []int64, groups []groupRun
 			SELECT seq FROM (SELECT seq `+sqliteDue+` AND NOT (`+sick+`) ORDER BY due, seq LIMIT ?4)`) + `
 			lease_until = ?2 + ?3, token = (SELECT token FROM {t:seq}),
 			attempt = iif(lease_until > 0 AND lapses < 2, attempt, min(attempt, 2147483646) + 1),
-			lapses = iif(lease_until > 0, min(lapses, 32766) + 1, 0)
+			lapses = min(lapses, 32766) + (lease_until > 0)
 		RETURNING ` + sqliteMessage + `, ?7`
 	return x.run(ctx, x.d.rendered(Statement{text, []any{
 		x.Channel, x.now, x.Lease, more, toJSON(numbers(seqs)), toJSON(groups), x.probe,

@@ -19,10 +19,9 @@ var _ journal = sqlite{}
 // never is the due time of a group that is blocked.
 const never = math.MaxInt64
 
-// sqliteMessage are the columns of a message; see MessageColumnCount. Every
-// settlement resets lapses, so a leased message that has any is ambiguous.
+// sqliteMessage are the columns of a message; see MessageColumnCount.
 const sqliteMessage = `seq, key, seq, token, attempt, payload, headers, created_at, due, lease_until,
-	last_error, grp, outcome, completed_at, ref, code, lapses > 0`
+	last_error, grp, outcome, completed_at, ref, code, lapses`
 
 // Rows of a list are changed by an upsert, never by an UPDATE or DELETE: those
 // read the whole table where ANALYZE once found it small, also when a backlog
@@ -273,7 +272,7 @@ func (sqlite) beginMessage(ctx context.Context, run Runner, d Dialect, channel, 
 	}
 	return ResultDone, run(ctx, d.rendered(Statement{text + `
 		UPDATE {t:messages} SET token = (SELECT token FROM {t:seq}), lease_until = ?3 + ?4, due = min(due, ?3),
-			attempt = min(attempt, 2147483646) + 1, lapses = 0
+			attempt = min(attempt, 2147483646) + 1
 		WHERE seq = ?2 RETURNING ` + sqliteMessage, args,
 	}), scan)
 }

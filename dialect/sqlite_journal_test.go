@@ -60,13 +60,13 @@ type row struct {
 	attempt, outcome                               int
 	key, headers, lastError, group, ref, code      string
 	payload                                        []byte
-	ambiguous                                      bool
+	lapses                                         int
 }
 
 func (r *row) scan(s Scanner, more ...any) error {
 	return s.Scan(append([]any{
 		&r.at, &r.key, &r.seq, &r.token, &r.attempt, &r.payload, &r.headers, &r.created, &r.due, &r.until,
-		&r.lastError, &r.group, &r.outcome, &r.completed, &r.ref, &r.code, &r.ambiguous,
+		&r.lastError, &r.group, &r.outcome, &r.completed, &r.ref, &r.code, &r.lapses,
 	}, more...)...)
 }
 
@@ -231,7 +231,7 @@ func TestAMessageThatLapsedTwiceIsClaimedAlone(t *testing.T) {
 	rows := b.claim(10)
 	require.Equal(t, "a b c d", keys(rows))
 	for _, r := range rows {
-		require.True(t, r.ambiguous)
+		require.Positive(t, r.lapses)
 		require.Equal(t, 1, r.attempt)
 	}
 	b.now += lease

@@ -66,6 +66,13 @@ func (x *sqliteSettling) outcome(i int) int16 {
 	return x.Outcomes[i]
 }
 
+func (x *sqliteSettling) doubt(i int) int16 {
+	if x.Doubts == nil {
+		return 0
+	}
+	return x.Doubts[i]
+}
+
 // plain reports whether a message was sent and nothing of it is to be noted.
 func (x *sqliteSettling) plain(i int) bool {
 	return x.outcome(i) == OutcomeDone && (!x.Keep || x.Refs == nil || x.Refs[i] == "")
@@ -106,12 +113,12 @@ func (x *sqliteSettling) done(token int64, h *sqliteHeld) func(Scanner) error {
 // others notes what became of messages: retried, released, dead, unknown, or
 // sent and kept with a reference.
 func (x *sqliteSettling) others(ctx context.Context) error {
-	text := x.d.Render(updateHeld(`, outcome, due, last_error, ref, code`) + `
+	text := x.d.Render(updateHeld(`, outcome, due, last_error, ref, code, lapses`) + `
 			outcome      = iif(excluded.outcome IN (2, 3), 0, excluded.outcome),
 			due          = iif(excluded.outcome IN (2, 3), ?4 + excluded.due, m.due),
 			completed_at = iif(excluded.outcome IN (2, 3), 0, ?4),
 			lease_until  = -excluded.outcome,
-			lapses       = 0,
+			lapses       = iif(excluded.outcome NOT IN (2, 3), 0, iif(excluded.lapses > 0, excluded.lapses & 1, min(m.lapses, 1))),
 			attempt      = max(0, m.attempt - (excluded.outcome = 3)),
 			ref          = iif(excluded.outcome = 1, excluded.ref, m.ref),
 			last_error   = iif(excluded.last_error = '', m.last_error, excluded.last_error),
@@ -119,10 +126,10 @@ func (x *sqliteSettling) others(ctx context.Context) error {
 		RETURNING key, grp`)
 	held := sqliteByToken(x.Keys, x.Tokens, func(i int) bool { return !x.plain(i) })
 	for token, h := range held {
-		rows := make([][6]any, len(h.keys))
+		rows := make([][7]any, len(h.keys))
 		for n, key := range h.keys {
 			i := h.ordinals[key]
-			rows[n] = [6]any{key, x.outcome(i), x.Delays[i], x.Errors[i], x.Refs[i], x.Codes[i]}
+			rows[n] = [7]any{key, x.outcome(i), x.Delays[i], x.Errors[i], x.Refs[i], x.Codes[i], x.doubt(i)}
 		}
 		if err := x.run(ctx, Statement{text, []any{x.Channel, toJSON(rows), token, x.now}}, x.done(token, h)); err != nil {
 			return err

@@ -28,9 +28,10 @@ type Target interface {
 
 // MoveOptions say how to move. The zero value works.
 type MoveOptions struct {
-	// Resend: a message that was being sent when its process died arrives as
-	// pending, to be sent (perhaps a second time). Defaults to false: it
-	// arrives as unknown, for somebody to find out.
+	// Resend: a message that was being sent when its process died, or of an
+	// earlier attempt of which nobody knows the end, arrives as pending, to be
+	// sent (perhaps a second time). Defaults to false: it arrives as unknown,
+	// for somebody to find out.
 	Resend bool
 	// NoRelay: nothing in this process sends messages of the file, so whoever
 	// was given a lease has ended, since the file is locked. Defaults to false:
@@ -272,7 +273,7 @@ func (m *mover) drain(ctx context.Context, c *MovedChannel) error {
 			return fmt.Errorf("delete what was moved from the file: %w", err)
 		}
 		for _, r := range taken {
-			c.count(r.State, m.o.Resend)
+			c.count(&r, m.o.Resend)
 		}
 		m.moved += len(taken)
 		if m.o.Progress != nil {
@@ -286,15 +287,15 @@ func (m *mover) foretell(c *MovedChannel, rows []outbox.Row) {
 	var all []outbox.Row
 	all, c.Left = m.plan(rows, nil)
 	for _, r := range all {
-		c.count(r.State, m.o.Resend)
+		c.count(&r, m.o.Resend)
 		if r.State == outbox.StateSending {
 			c.Interrupted++
 		}
 	}
 }
 
-func (c *MovedChannel) count(s outbox.State, resend bool) {
-	switch arrival(s, resend) {
+func (c *MovedChannel) count(r *outbox.Row, resend bool) {
+	switch arrival(r, resend) {
 	case outbox.StatePending:
 		c.Pending++
 	case outbox.StateSent:
@@ -307,14 +308,14 @@ func (c *MovedChannel) count(s outbox.State, resend bool) {
 }
 
 // arrival is the state in which a message arrives.
-func arrival(s outbox.State, resend bool) outbox.State {
+func arrival(r *outbox.Row, resend bool) outbox.State {
 	switch {
-	case s == outbox.StateFailed, s == outbox.StateSending && resend:
-		return outbox.StatePending
-	case s == outbox.StateSending:
+	case r.State >= outbox.StateSent:
+		return r.State
+	case !resend && (r.State == outbox.StateSending || r.Ambiguous):
 		return outbox.StateUnknown
 	}
-	return s
+	return outbox.StatePending
 }
 
 // plan returns what can be moved, in its order, and the groups that stay.
@@ -330,7 +331,7 @@ func (m *mover) plan(rows []outbox.Row, blocked map[string]bool) ([]outbox.Row, 
 	}
 	groups := map[string]*group{}
 	for _, r := range rows {
-		state := arrival(r.State, m.o.Resend)
+		state := arrival(&r, m.o.Resend)
 		if r.Group == "" || state == outbox.StateSent {
 			continue
 		}

@@ -90,7 +90,7 @@ func TestMoveCanSendInterruptedMessagesAgain(t *testing.T) {
 	moved, err := m.move(MoveOptions{Resend: true})
 	require.NoError(t, err)
 	require.Equal(t, foretold, moved)
-	require.Equal(t, []MovedChannel{{Channel: mails, Pending: 7, Sent: 2, Dead: 2, Unknown: 1, Interrupted: 1}}, moved.Channels)
+	require.Equal(t, []MovedChannel{{Channel: mails, Pending: 8, Sent: 2, Dead: 2, Unknown: 1, Interrupted: 1}}, moved.Channels)
 	m.relay(t.Context(), m.target)
 	require.Equal(t, 1, m.sent["interrupted"])
 }
@@ -328,7 +328,7 @@ func TestMoveDryRunChangesNothing(t *testing.T) {
 	before := m.states(m.file)
 	moved, err := m.move(MoveOptions{DryRun: true})
 	require.NoError(t, err)
-	require.Equal(t, []MovedChannel{{Channel: mails, Pending: 6, Sent: 2, Dead: 2, Unknown: 2, Interrupted: 1}}, moved.Channels)
+	require.Equal(t, []MovedChannel{{Channel: mails, Pending: 6, Sent: 2, Dead: 2, Unknown: 3, Interrupted: 1}}, moved.Channels)
 	require.Equal(t, before, m.states(m.file))
 	require.Empty(t, m.states(m.target))
 	d, _ := m.paused(m.file)

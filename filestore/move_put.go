@@ -90,7 +90,7 @@ func (p *moveTx) all(ctx context.Context, rows []outbox.Row) ([]outbox.Row, erro
 	var open, ended, ordered []outbox.Row
 	for _, r := range rows {
 		switch {
-		case arrival(r.State, p.o.Resend) == outbox.StatePending:
+		case arrival(&r, p.o.Resend) == outbox.StatePending:
 			open = append(open, r)
 		case r.Group == "":
 			ended = append(ended, r)

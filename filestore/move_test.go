@@ -139,7 +139,7 @@ func (m *moving) everything(s outbox.JournalStore) {
 		outbox.Message{Key: "sent"}, outbox.Message{Key: "sent in g", Group: "g"},
 		outbox.Message{Key: "pending", Header: outbox.Header{"tenant": "t"}, Payload: []byte{0, 0xff}},
 		outbox.Message{Key: "later", Delay: time.Hour},
-		outbox.Message{Key: "failed"}, outbox.Message{Key: "dead"}, outbox.Message{Key: "unknown"}, outbox.Message{Key: "interrupted"},
+		outbox.Message{Key: "failed"}, outbox.Message{Key: "dead"}, outbox.Message{Key: "unknown"}, outbox.Message{Key: "interrupted"}, outbox.Message{Key: "doubtful"},
 		outbox.Message{Key: "g1", Group: "g"}, outbox.Message{Key: "g2", Group: "g"},
 		outbox.Message{Key: "dead in h", Group: "h"}, outbox.Message{Key: "h2", Group: "h"},
 	)
@@ -151,13 +151,20 @@ func (m *moving) everything(s outbox.JournalStore) {
 	m.end(s, "unknown", outbox.Unknown(errors.New("connection reset")))
 	_, err := journalOf(m.t, s).Begin(m.t.Context(), "interrupted", time.Minute)
 	require.NoError(m.t, err)
+	r, err := journalOf(m.t, s).Begin(m.t.Context(), "doubtful", time.Minute)
+	require.NoError(m.t, err)
+	rs, err := s.Settle(m.t.Context(), outbox.Channel{System: outbox.SystemJournal, Name: mails}, []outbox.Settlement{{
+		Row: outbox.Row{Key: "doubtful", Token: r.Lease.Token}, Outcome: outbox.OutcomeRetry, Doubt: outbox.DoubtRaised, Error: "timeout",
+	}})
+	require.NoError(m.t, err)
+	require.Equal(m.t, []outbox.Result{outbox.ResultDone}, rs)
 	m.clock.Advance(time.Minute + time.Second)
 }
 
 // Of everything, what stays as it is in the end.
 var endsAs = map[string]string{
 	"sent": "sent  ref-sent ", "sent in g": "sent g ref-sent in g ",
-	"dead": "dead   smtp-550", "dead in h": "dead h  ", "h2": "pending h  ", "unknown": "unknown   ", "interrupted": "unknown   ",
+	"dead": "dead   smtp-550", "dead in h": "dead h  ", "h2": "pending h  ", "unknown": "unknown   ", "interrupted": "unknown   ", "doubtful": "unknown   ",
 }
 
 func TestMoveKeepsEveryStateAndTheOrder(t *testing.T) {
@@ -167,9 +174,9 @@ func TestMoveKeepsEveryStateAndTheOrder(t *testing.T) {
 		var progress []int
 		moved, err := m.move(MoveOptions{Progress: func(n int) { progress = append(progress, n) }})
 		require.NoError(t, err)
-		require.Equal(t, Moved{Channels: []MovedChannel{{Channel: mails, Pending: 6, Sent: 2, Dead: 2, Unknown: 2, Interrupted: 1}}}, moved)
-		require.Equal(t, 12, moved.Messages())
-		require.Equal(t, []int{12}, progress)
+		require.Equal(t, Moved{Channels: []MovedChannel{{Channel: mails, Pending: 6, Sent: 2, Dead: 2, Unknown: 3, Interrupted: 1}}}, moved)
+		require.Equal(t, 13, moved.Messages())
+		require.Equal(t, []int{13}, progress)
 		require.Empty(t, m.states(m.file))
 		for _, s := range []outbox.JournalStore{m.file, m.target} {
 			stats, err := s.Stats(t.Context())

@@ -58,6 +58,12 @@ func (m *message) settle(s *outbox.Settlement, now time.Time) *message {
 		if s.Outcome == outbox.OutcomeRelease {
 			r.row.Attempt--
 		}
+		switch s.Doubt {
+		case outbox.DoubtKept:
+			r.lapses = min(m.lapses, 1)
+		case outbox.DoubtRaised:
+			r.lapses = 1
+		}
 		r.row.Due = later(now, s.Delay)
 		r.open()
 	case outbox.OutcomeDone:

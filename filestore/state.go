@@ -14,7 +14,7 @@ import (
 type message struct {
 	channel string
 	row     outbox.Row     // without ID, Ambiguous and Broken
-	lapses  int            // leases in a row that nobody settled
+	lapses  int            // leases in a row that nobody settled; 1 also where an attempt ended and nobody knows how
 	ended   outbox.Outcome // with which the last token was settled; 0: it was not
 	// Its JSON, in two parts, so that a claim does not encode the payload again.
 	changing, fixed []byte
@@ -48,7 +48,7 @@ func (m *message) out() outbox.Row {
 	if r.Payload == nil {
 		r.Payload = []byte{}
 	}
-	r.Ambiguous = m.sending() && m.lapses > 0
+	r.Ambiguous, r.Alone = m.lapses > 0, m.lapses > 1
 	return r
 }
 

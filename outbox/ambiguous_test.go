@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -134,12 +135,62 @@ func TestAmbiguousRunUnderParkIsNeverSentTwice(t *testing.T) {
 			probe := func(context.Context, *Record) (Verdict, string, error) { cancel(); return VerdictSent, "", nil }
 			g := ambiguous(t, SendOptions{OnUnknown: Park, Probe: probe}, nil)
 			pass, err := g.relay.RunOnce(ctx)
-			require.Error(t, err)
+			require.NoError(t, err, "all is settled")
 			require.Equal(t, 1, pass.Published)
-			require.Equal(t, 2, pass.Left, "they stay ambiguous")
-			g.is("b", StateSending)
+			require.Equal(t, 2, pass.Released)
+			for _, k := range []string{"b", "c"} {
+				require.True(t, g.is(k, StatePending).Ambiguous, "nobody was asked about it")
+			}
 		})
 	})
+}
+
+// What the Probe could not tell it is asked again, whatever has happened to the
+// message since: another attempt that was put off tells nothing about the one
+// before.
+func TestProbeIsAskedUntilItKnows(t *testing.T) {
+	const unknown, sent, not = VerdictUnknown, VerdictSent, VerdictNotSent
+	for name, c := range map[string]struct {
+		lapsed   bool
+		says     []Verdict // in turn
+		sends    []error   // in turn
+		attempts int       // sends
+	}{
+		"lapsed, then deferred":            {true, []Verdict{unknown, sent}, []error{Defer(time.Second)}, 1},
+		"lapsed, then down":                {true, []Verdict{unknown, sent}, []error{Unavailable(errPlain)}, 1},
+		"lapsed, then later":               {true, []Verdict{unknown, sent}, []error{RetryAfter(time.Second, errPlain)}, 1},
+		"lapsed, thrice later":             {true, []Verdict{unknown, unknown, unknown, sent}, slices.Repeat([]error{RetryAfter(time.Second, errPlain)}, 3), 3},
+		"nobody knows":                     {false, []Verdict{unknown, sent}, []error{Unknown(errPlain)}, 1},
+		"nobody knows, then deferred":      {false, []Verdict{unknown, unknown, sent}, []error{Unknown(errPlain), Defer(time.Second)}, 2},
+		"lapsed, not sent, then later":     {true, []Verdict{not}, []error{RetryAfter(time.Second, errPlain), nil}, 2},
+		"nobody knows, not sent, deferred": {false, []Verdict{not}, []error{Unknown(errPlain), Defer(time.Second), nil}, 3},
+		"not sent, but then nobody knows":  {true, []Verdict{not, unknown, sent}, []error{Unknown(errPlain)}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				asked, attempts := 0, 0
+				probe := func(context.Context, *Record) (Verdict, string, error) {
+					asked++
+					require.LessOrEqual(t, asked, len(c.says), "asked although it has told")
+					return c.says[asked-1], "", nil
+				}
+				g := newJournalRig(t, SendOptions{Probe: probe}, func(context.Context, *Record) (string, error) {
+					attempts++
+					require.LessOrEqual(t, attempts, c.attempts, "sent again although it was sent")
+					return "", c.sends[attempts-1]
+				})
+				g.put("k")
+				if c.lapsed {
+					g.lapse("k")
+				}
+				g.start()
+				time.Sleep(10 * time.Minute)
+				require.NoError(t, g.stop())
+				g.is("k", StateSent)
+				require.Equal(t, []int{len(c.says), c.attempts}, []int{asked, attempts})
+			})
+		})
+	}
 }
 
 // What came alone because its holders died may be what killed them.

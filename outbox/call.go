@@ -150,6 +150,7 @@ func (d *dispatch) answered(k *call) {
 		k.verdict = VerdictUnknown
 	}
 	it.fate = it.fate.probed(k.verdict, k.ref, err)
+	it.unsent = it.fate.kind == fateFailed
 }
 
 // judge says what is known of the messages of a send that has ended, and has

@@ -197,8 +197,8 @@ func (c *channel) claimed(b *batch, limit int) {
 		c.busy--
 		return
 	}
-	if len(b.rows) >= limit || b.ambiguous() {
-		c.now = true // there may be more; a message that lapses comes alone
+	if len(b.rows) >= limit || b.suspect() {
+		c.now = true // there may be more
 	}
 	if b.probe {
 		c.health.ramp()

@@ -100,7 +100,7 @@ func (c *channel) avoided(key string) bool {
 // holders keep dying: it may be what kills them. Nothing else of the channel is
 // sent meanwhile, or bystanders would share in what it has to suffer alone.
 func (b *batch) suspect() bool {
-	return b.c.crew != nil && len(b.rows) == 1 && b.rows[0].Ambiguous
+	return b.c.crew != nil && len(b.rows) == 1 && b.rows[0].Alone
 }
 
 // onlyOne reports whether no other batch is out.
@@ -108,14 +108,4 @@ func (c *channel) onlyOne() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.busy == 1
-}
-
-// ambiguous reports whether the batch holds messages whose leases had lapsed.
-func (b *batch) ambiguous() bool {
-	for i := range b.rows {
-		if b.rows[i].Ambiguous {
-			return true
-		}
-	}
-	return false
 }

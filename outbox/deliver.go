@@ -7,6 +7,9 @@ import (
 	"time"
 )
 
+// errUnsent: the process stood still, or the database was away for too long.
+var errUnsent = errors.New("not sent: the lease could not be extended in time")
+
 // Deliver sends a message that the caller holds a lease on, from
 // [Journal.PutBegun] after its commit, or from Begin or ClaimDue, and settles
 // it as a [Relay] with o would: o's Workers, BatchSize and Order do not count. It
@@ -83,6 +86,9 @@ func rowOf(r Record) Row {
 
 // delivered is what Deliver returns.
 func (j *Journal) delivered(ctx context.Context, r Record, v verdict, t tally) (Record, error) {
+	if v.cause == nil && v.done+v.settled == 0 {
+		v.cause = errUnsent
+	}
 	switch {
 	case t.lost > 0 && v.cause != nil:
 		return r, fmt.Errorf("%w: %w", ErrLeaseLost, v.cause)
@@ -103,7 +109,9 @@ func (j *Journal) delivered(ctx context.Context, r Record, v verdict, t tally) (
 // settled is r after a settlement.
 func (r Record) settled(s Settlement) Record {
 	now := time.Now().UTC().Truncate(time.Microsecond)
-	r.Lease, r.Ambiguous = Lease{}, false
+	r.Lease = Lease{}
+	open := s.Outcome == OutcomeRetry || s.Outcome == OutcomeRelease
+	r.Ambiguous = open && (s.Doubt == DoubtRaised || s.Doubt == DoubtKept && r.Ambiguous)
 	if s.Outcome != OutcomeDone {
 		r.LastError, r.Code = s.Error, s.Code
 	}
@@ -119,7 +127,7 @@ func (r Record) settled(s Settlement) Record {
 	default:
 		r.Due = now.Add(s.Delay)
 	}
-	if s.Outcome == OutcomeRetry || s.Outcome == OutcomeRelease {
+	if open {
 		r.State = StateFailed
 		if r.Attempt == 0 {
 			r.State = StatePending

@@ -151,6 +151,39 @@ func TestDeliverThatCannotSettleSaysSo(t *testing.T) {
 	})
 }
 
+// A process that stood still until most of the lease had passed, and cannot
+// extend it, does not send, and does not say that it has.
+func TestDeliverThatCannotHoldItsLeaseDoesNotSend(t *testing.T) {
+	for name, settles := range map[string]bool{"settled": true, "not settled": false} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				g := bareJournalRig(t)
+				r := g.putBegun(Message{Key: "k"}).Record
+				extends := 0
+				g.store.setFault(func(op string, after bool) error {
+					switch {
+					case op == "extend" && !after:
+						extends++
+					case op == "extend" && extends == 1:
+						time.Sleep(900 * time.Millisecond)
+						return nil
+					case op == "settle" && !settles:
+						return errDown
+					}
+					if op == "extend" && extends > 1 {
+						return errDown
+					}
+					return nil
+				})
+				got, err := g.journal.Deliver(t.Context(), r, g.recorded(nil), SendOptions{Lease: time.Second})
+				require.ErrorIs(t, err, errUnsent)
+				require.Empty(t, g.sent.keys())
+				require.Equal(t, settles, got.State == StatePending)
+			})
+		})
+	}
+}
+
 func TestDeliverWhileAPutHoldsTheGroup(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		g := bareJournalRig(t)

@@ -57,13 +57,14 @@ func (s *fakeJournal) lease(m *fakeMessage, d time.Duration) {
 
 func (s *fakeJournal) leaseAs(m *fakeMessage, d time.Duration, token Token) {
 	m.Token, m.LeaseUntil = token, time.Now().Add(d)
-	m.Ambiguous = m.State == StateSending
-	if !m.Ambiguous || m.lapses >= 2 {
+	lapsed := m.State == StateSending
+	if !lapsed || m.lapses >= 2 {
 		m.Attempt++
 	}
-	if m.Ambiguous {
+	if lapsed {
 		m.lapses++
 	}
+	m.Ambiguous, m.Alone = m.lapses > 0, m.lapses > 1
 	m.State = StateSending
 	if m.Group != "" {
 		g := s.group(m.channel, m.Group)

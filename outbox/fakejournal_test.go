@@ -155,7 +155,8 @@ func (s *fakeJournal) settleMessage(channel string, x Settlement) Result {
 
 func (s *fakeJournal) end(m *fakeMessage, x Settlement) {
 	s.ended = append(s.ended, x)
-	m.last, m.lapses, m.Ambiguous, m.LeaseUntil = x.Outcome, 0, false, time.Time{}
+	m.last, m.lapses, m.LeaseUntil = x.Outcome, x.lapses(m.lapses), time.Time{}
+	m.Ambiguous, m.Alone = m.lapses > 0, false
 	now := time.Now()
 	if x.Outcome != OutcomeDone {
 		m.LastError, m.Code = x.Error, x.Code
@@ -177,6 +178,17 @@ func (s *fakeJournal) end(m *fakeMessage, x Settlement) {
 		m.Due = now.Add(x.Delay)
 		m.waits()
 	}
+}
+
+// lapses is what a settlement leaves of the lapses of a message.
+func (x *Settlement) lapses(n int) int {
+	switch {
+	case x.Outcome != OutcomeRetry && x.Outcome != OutcomeRelease, x.Doubt == DoubtCleared:
+		return 0
+	case x.Doubt == DoubtRaised:
+		return 1
+	}
+	return min(n, 1)
 }
 
 func (s *fakeJournal) Extend(ctx context.Context, ch Channel, rows []Row, d time.Duration) (rs []Result, err error) {

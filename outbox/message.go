@@ -68,7 +68,7 @@ type Record struct {
 	Header      Header // nil where there is none; read only
 	State       State
 	Attempt     int       // how often it was begun, this time included
-	Ambiguous   bool      // begun again after its lease had lapsed: perhaps sent already
+	Ambiguous   bool      // perhaps sent already: a lease of it has lapsed, or nobody knows how an attempt ended
 	Lease       Lease     // zero Token: the caller holds none; Until is told of any message being sent
 	CreatedAt   time.Time // when it was put
 	Due         time.Time

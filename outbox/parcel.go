@@ -25,7 +25,7 @@ type item struct {
 	fate    fate // kind 0: none yet
 	decided bool // its fate stands
 	apart   bool // this relay is sending it already, in a call that hangs
-	left    bool // not to be settled: its lease lapses, and it stays ambiguous
+	unsent  bool // it was not sent up to now, says the Probe
 }
 
 type step uint8
@@ -142,8 +142,8 @@ func (d *dispatch) open(p *parcel) {
 		it.fate = fate{kind: fateUnknown, err: errLapsed, mute: true}
 		switch {
 		case d.p.probe == nil:
-		case d.closed: // no time to ask; released, it would no longer be ambiguous
-			it.decided, it.left = true, true
+		case d.closed: // no time to ask
+			it.fate, it.decided = fate{kind: fateHeld}, true
 		default:
 			p.asks = append(p.asks, it)
 		}
@@ -224,10 +224,6 @@ func (d *dispatch) decide(it *item) {
 	case d.gone(it) && it.fate.kind != fateSettled:
 		d.tally.lost++ // others may have it
 		return
-	case it.left:
-		d.b.leave(d.n, 1, errUnasked)
-		d.tally.left++
-		return
 	case it.fate.kind == fateSettled:
 		d.part.settledItself()
 		d.total.settledItself()
@@ -240,6 +236,9 @@ func (d *dispatch) decide(it *item) {
 		d.c.wentDown()
 	}
 	s := d.p.settlement(*it.row, it.fate)
+	if it.unsent && s.Doubt == DoubtKept {
+		s.Doubt = DoubtCleared
+	}
 	if it.fate.rush && s.Outcome == OutcomeRetry {
 		d.rushed++
 	}

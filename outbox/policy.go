@@ -49,8 +49,7 @@ const (
 )
 
 var (
-	errLapsed  = errors.New("lease of the last attempt lapsed, nobody knows whether it was sent")
-	errUnasked = errors.New("perhaps sent before, and the probe was not asked: the relay gives up its batch")
+	errLapsed = errors.New("nobody knows whether an earlier attempt was sent")
 )
 
 // fateOf says what is known of a message after a call that returned ref and
@@ -111,9 +110,9 @@ func (p *policy) settlement(row Row, f fate) Settlement {
 	case f.kind == fateUnknown && (p.park || p.spent(row.Attempt)):
 		s.Outcome = OutcomeUnknown
 	case f.kind == fateUnknown && f.rush:
-		s.Outcome = OutcomeRetry
+		s.Outcome, s.Doubt = OutcomeRetry, DoubtRaised
 	case f.kind == fateUnknown:
-		s.Outcome, s.Delay = OutcomeRetry, p.backoff(row.Attempt)
+		s.Outcome, s.Doubt, s.Delay = OutcomeRetry, DoubtRaised, p.backoff(row.Attempt)
 	case f.class == ClassUnavailable:
 		s.Outcome = OutcomeRelease
 	case f.class == ClassDefer:

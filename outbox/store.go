@@ -136,7 +136,8 @@ type Row struct {
 	// Of messages only. StagedAt is when they were put.
 	Group       string
 	State       State
-	Ambiguous   bool      // claimed after its lease had lapsed: perhaps sent
+	Ambiguous   bool      // perhaps sent: a lease of it has lapsed, or a settlement said so
+	Alone       bool      // claimed alone, because two leases or more lapsed in a row
 	CompletedAt time.Time // when it became sent, dead or unknown; zero: it is open
 	Ref         string    // of the send that worked
 	Code        string    // of the last error
@@ -163,10 +164,22 @@ type Settlement struct {
 	// done one is kept, as sent, rather than deleted.
 	Ref, Code string
 	Keep      bool
+	// Doubt: what a retried or released message is to be known for.
+	Doubt Doubt
 	// Again: an earlier Settle with this settlement may have taken effect
 	// although it returned an error, so a row that is gone counts as Done.
 	Again bool
 }
+
+// Doubt says whether nobody knows how an attempt of a message ended. Where a
+// message is retried or released, its next claim is Ambiguous accordingly.
+type Doubt uint8
+
+const (
+	DoubtKept    Doubt = iota // this attempt tells nothing about those before
+	DoubtRaised               // nobody knows how this attempt ended
+	DoubtCleared              // no attempt up to now was sent
+)
 
 // A Result says what became of one settlement or extension.
 type Result uint8

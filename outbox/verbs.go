@@ -156,7 +156,7 @@ func (v Verbs) ResolveAmbiguous(ctx context.Context, l Lease, to State) error {
 	case StateUnknown:
 		s.Outcome = OutcomeUnknown
 	case StatePending:
-		s.Outcome = OutcomeRelease
+		s.Outcome, s.Doubt = OutcomeRelease, DoubtCleared
 	default:
 		return v.errorf(verb, l.Key, invalid("an ambiguous message becomes unknown or pending, not %s", to))
 	}

@@ -307,15 +307,17 @@ func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
 func scanMessage(row dialect.Scanner, r *outbox.Row, more ...any) error {
 	var created, due, until, completed int64
 	var outcome int16
+	var lapses int
 	var headers string
 	dest := []any{
 		(*dialect.Place)(&r.ID), &r.Key, (*int64)(&r.Version), (*int64)(&r.Token), &r.Attempt, &r.Payload, &headers, &created, &due, &until,
-		&r.LastError, &r.Group, &outcome, &completed, &r.Ref, &r.Code, &r.Ambiguous,
+		&r.LastError, &r.Group, &outcome, &completed, &r.Ref, &r.Code, &lapses,
 	}
 	if err := row.Scan(append(dest, more...)...); err != nil {
 		return err
 	}
 	r.StagedAt, r.Due = instant(created), instant(due)
+	r.Ambiguous, r.Alone = lapses > 0, lapses > 1
 	if completed > 0 {
 		r.CompletedAt = instant(completed)
 	}

@@ -62,6 +62,12 @@ func settlements(channel string, ss []outbox.Settlement, part []int, keep bool) 
 		x := &ss[i]
 		end.Places[j], end.Keys[j], end.Groups[j], end.Tokens[j] = dialect.Place(x.Row.ID), x.Row.Key, x.Row.Group, int64(x.Row.Token)
 		plain = plain && x.Outcome == outbox.OutcomeDone && x.Ref == ""
+		if x.Doubt != outbox.DoubtKept && end.Doubts == nil {
+			end.Doubts = make([]int16, n)
+		}
+		if x.Doubt != outbox.DoubtKept {
+			end.Doubts[j] = int16(x.Doubt)
+		}
 		if x.Again && end.Again == nil {
 			end.Again = make([]bool, n)
 		}

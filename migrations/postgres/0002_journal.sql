@@ -20,7 +20,7 @@ CREATE TABLE {t:messages} (
     completed_at bigint   NOT NULL DEFAULT 0,
     attempt      integer  NOT NULL DEFAULT 0,
     outcome      smallint NOT NULL DEFAULT 0,
-    lapses       smallint NOT NULL DEFAULT 0, -- leases that lapsed in a row
+    lapses       smallint NOT NULL DEFAULT 0, -- leases that lapsed in a row; 1 also where an attempt ended and nobody knows how
     channel      text COLLATE "C" NOT NULL,
     key          text COLLATE "C" NOT NULL,
     grp          text COLLATE "C" NOT NULL DEFAULT '',
@@ -169,7 +169,7 @@ BEGIN
         RETURN QUERY
             SELECT json_build_array(s.ord, m.payload <> s.payload OR m.grp <> coalesce(s.grp, ''), json_build_array(
                 0, m.key, m.seq, m.token, m.attempt, encode(m.payload, 'base64'), m.headers, m.created_at, m.due, m.lease_until,
-                m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, m.lapses > 0))::text
+                m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, m.lapses))::text
             FROM unnest(v_seqs, p_keys, p_groups, p_payloads) WITH ORDINALITY AS s (seq, key, grp, payload, ord)
             CROSS JOIN LATERAL (
                 SELECT m.* FROM {t:messages} AS m WHERE m.channel = p_channel AND m.key = s.key OFFSET 0
@@ -366,7 +366,7 @@ $outbox$;
 -- group's row is locked first, then a new statement reads its messages, so that none is overlooked.
 -- reached is the due time of the last group that was leased. A message whose leases lapsed twice
 -- in a row is claimed alone: it may be what kills its holders. See claim_1 for the rest.
--- numbers are place, seq, attempt, created_at, due, ambiguous, token, lease_until, probe, reached; words
+-- numbers are place, seq, attempt, created_at, due, lapses, token, lease_until, probe, reached; words
 -- headers, last_error, ref, code.
 -- +goose StatementBegin
 CREATE FUNCTION {t:claim_messages_1}(
@@ -488,10 +488,10 @@ BEGIN
         UPDATE {t:messages} AS m SET lease_until = v_now + p_lease, token = v_token,
             -- A lapse in company gives its attempt back.
             attempt = least(m.attempt, 2147483646) + (m.lease_until <= 0 OR m.lapses > 1)::integer,
-            lapses = CASE WHEN m.lease_until > 0 THEN least(m.lapses, 32766) + 1 ELSE 0 END
+            lapses = least(m.lapses, 32766) + (m.lease_until > 0)::integer
         WHERE m.ctid = ANY (v_rows) -- locked, so they stay where they are
         RETURNING m.key, m.grp, m.payload,
-            concat_ws(' ', m.ctid, m.seq, m.attempt, m.created_at, m.due, (m.lapses > 0)::integer, v_same),
+            concat_ws(' ', m.ctid, m.seq, m.attempt, m.created_at, m.due, m.lapses, v_same),
             CASE WHEN m.headers <> '' OR m.last_error <> '' OR m.ref <> '' OR m.code <> ''
                 THEN json_build_array(m.headers, m.last_error, m.ref, m.code)::text END;
 END
@@ -506,7 +506,7 @@ RETURNS TABLE (
     result smallint,
     place tid, key text, seq bigint, token bigint, attempt integer, payload bytea, headers text, created_at bigint,
     due bigint, lease_until bigint, last_error text, grp text, outcome smallint, completed_at bigint, ref text,
-    code text, ambiguous boolean
+    code text, lapses smallint
 )
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off
@@ -559,23 +559,24 @@ BEGIN
     -- It is due by now: once its lease has lapsed nothing else may keep it.
     RETURN QUERY
         UPDATE {t:messages} AS m SET lease_until = v_now + p_lease, token = v_token, due = least(m.due, v_now),
-            attempt = least(m.attempt, 2147483646) + 1, lapses = 0
+            attempt = least(m.attempt, 2147483646) + 1
         WHERE m.ctid = v_place
         RETURNING 1::smallint, m.ctid, m.key, m.seq, m.token, m.attempt, m.payload, m.headers, m.created_at, m.due, m.lease_until,
-            m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, false;
+            m.last_error, m.grp, m.outcome, m.completed_at, m.ref, m.code, m.lapses;
 END
 $outbox$;
 -- +goose StatementEnd
 
 -- settle_messages ends leases and returns what is not simply done: 3 stale, 4 busy. Outcomes (null:
 -- all 1) are 1 sent (the message goes, or stays where p_keep), 2 retry, 3 release, 4 dead, 5 unknown;
+-- p_doubts say of 2 and 3 whether nobody knows how an attempt ended: 0 as before, 1 nobody, 2 it is known;
 -- the arrays beside them may be null. A message counts where key and token are the caller's and
 -- its lease was not ended yet. One that is settled while its group is locked is busy: its group's
 -- lease is to be ended by the same settlement again. See settle_1 for the rest.
 -- +goose StatementBegin
 CREATE FUNCTION {t:settle_messages_1}(
     p_channel text, p_places tid[], p_keys text[], p_groups text[], p_tokens bigint[], p_outcomes smallint[],
-    p_delays bigint[], p_errors text[], p_refs text[], p_codes text[], p_again boolean[], p_keep boolean, p_now bigint
+    p_delays bigint[], p_errors text[], p_refs text[], p_codes text[], p_doubts smallint[], p_again boolean[], p_keep boolean, p_now bigint
 ) RETURNS TABLE (ord bigint, result smallint)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
@@ -622,9 +623,9 @@ BEGIN
     IF cardinality(v_ords) < cardinality(p_keys) THEN
         WITH held AS (
             SELECT l.ctid AS tid, s.ord, coalesce(s.outcome, 1::smallint) AS outcome, coalesce(s.delay, 0) AS delay,
-                coalesce(s.error, '') AS error, coalesce(s.ref, '') AS ref, coalesce(s.code, '') AS code
-            FROM unnest(p_keys, p_tokens, p_outcomes, p_delays, p_errors, p_refs, p_codes) WITH ORDINALITY
-                AS s (key, token, outcome, delay, error, ref, code, ord)
+                coalesce(s.error, '') AS error, coalesce(s.ref, '') AS ref, coalesce(s.code, '') AS code, coalesce(s.doubt, 0) AS doubt
+            FROM unnest(p_keys, p_tokens, p_outcomes, p_delays, p_errors, p_refs, p_codes, p_doubts) WITH ORDINALITY
+                AS s (key, token, outcome, delay, error, ref, code, doubt, ord)
             CROSS JOIN LATERAL (
                 SELECT m.ctid FROM {t:messages} AS m
                 WHERE m.channel = p_channel AND m.key = s.key AND m.token = s.token AND m.outcome = 0 AND m.lease_until > 0
@@ -638,7 +639,7 @@ BEGIN
         ), kept AS (
             UPDATE {t:messages} AS m SET
                 lease_until  = -h.outcome,
-                lapses       = 0,
+                lapses       = CASE WHEN h.outcome > 3 OR h.outcome = 1 OR h.doubt = 2 THEN 0 WHEN h.doubt = 1 THEN 1 ELSE least(m.lapses, 1) END,
                 outcome      = CASE WHEN h.outcome IN (2, 3) THEN 0 ELSE h.outcome END,
                 completed_at = CASE WHEN h.outcome IN (2, 3) THEN 0 ELSE v_now END,
                 due          = CASE WHEN h.outcome IN (2, 3) THEN v_now + h.delay ELSE m.due END,
@@ -801,7 +802,7 @@ BEGIN
             lease_until  = CASE p_action WHEN 3 THEN -1 WHEN 4 THEN -4 ELSE 0 END,
             token        = 0, -- no holder's settlement is the same
             attempt      = CASE p_action WHEN 1 THEN 0 ELSE m.attempt END,
-            lapses       = 0,
+            lapses       = CASE WHEN p_action = 1 AND m.outcome = 0 THEN m.lapses ELSE 0 END,
             ref          = CASE p_action WHEN 3 THEN p_ref ELSE m.ref END
         WHERE m.ctid = ANY (v_held);
     END IF;

@@ -17,7 +17,7 @@ CREATE TABLE {t:messages} (
     lease_until  INTEGER NOT NULL DEFAULT 0,
     token        INTEGER NOT NULL DEFAULT 0,
     attempt      INTEGER NOT NULL DEFAULT 0,
-    lapses       INTEGER NOT NULL DEFAULT 0, -- leases that lapsed in a row
+    lapses       INTEGER NOT NULL DEFAULT 0, -- leases that lapsed in a row; 1 also where an attempt ended and nobody knows how
     created_at   INTEGER NOT NULL,
     completed_at INTEGER NOT NULL DEFAULT 0,
     channel      TEXT    NOT NULL,

@@ -240,7 +240,7 @@ func (f *journalFixture) gone(key, why string) {
 // plain returns a row without what a store need not tell: its place, and what
 // only concerns the holder of a lease where there is none.
 func plain(r outbox.Row) outbox.Row {
-	r.ID, r.Ambiguous = 0, false
+	r.ID, r.Ambiguous, r.Alone = 0, false, false
 	if r.State != outbox.StateSending {
 		r.Token = 0
 	}

@@ -15,6 +15,7 @@ var lapseTests = []journalTest{
 	{"TwiceLapsedIsClaimedAlone", twiceLapsedIsClaimedAlone},
 	{"TwiceLapsedOfAGroupIsClaimedAlone", twiceLapsedOfAGroupIsClaimedAlone},
 	{"SettlementForgetsLapses", settlementForgetsLapses},
+	{"DoubtOutlivesSettlements", doubtOutlivesSettlements},
 	{"BystandersOfAPoisonMessageSurvive", bystandersOfAPoisonMessageSurvive},
 }
 
@@ -102,14 +103,72 @@ func twiceLapsedOfAGroupIsClaimedAlone(f *journalFixture) {
 func settlementForgetsLapses(f *journalFixture) {
 	f.put("k", "")
 	alone := f.lapsesTo(3)[2]
-	f.settle("retry", retry(alone[0], 0, "x"), outbox.ResultDone)
+	f.equal("alone and ambiguous", []bool{alone[0].Alone, alone[0].Ambiguous}, []bool{true, true})
+	f.settle("retry", with(retry(alone[0], 0, "x"), outbox.DoubtCleared), outbox.ResultDone)
 	f.put("company", "")
 	rows := f.ask(10, short).Rows
 	f.equal("messages claimed after a settlement", keys(rows), []string{"k", "company"})
-	f.equal("attempt and ambiguous", []any{rows[0].Attempt, rows[0].Ambiguous}, []any{2, false})
+	f.equal("attempt, ambiguous, alone", []any{rows[0].Attempt, rows[0].Ambiguous, rows[0].Alone}, []any{2, false, false})
 	f.pass(2 * short)
 	rows = f.claimThese("after the first lapse since", "k", "company")
-	f.equal("attempt and ambiguous", []any{rows[0].Attempt, rows[0].Ambiguous}, []any{2, true})
+	f.equal("attempt, ambiguous, alone", []any{rows[0].Attempt, rows[0].Ambiguous, rows[0].Alone}, []any{2, true, false})
+}
+
+func with(s outbox.Settlement, d outbox.Doubt) outbox.Settlement {
+	s.Doubt = d
+	return s
+}
+
+// Nobody knows what became of an attempt until somebody has found out: that
+// another one failed, or was given back, does not tell.
+func doubtOutlivesSettlements(f *journalFixture) {
+	for _, group := range []string{"", "g"} {
+		f := f.on(newChannel())
+		f.put("k", group)
+		r := f.lapsesTo(3)[2][0] // as if it had killed two holders
+		expect := func(what string, alone, ambiguous bool) {
+			f.Helper()
+			f.equal(what+": alone, ambiguous", []bool{r.Alone, r.Ambiguous}, []bool{alone, ambiguous})
+		}
+		expect("the third claim", true, true)
+		settle := func(s outbox.Settlement, d outbox.Doubt) {
+			f.Helper()
+			f.settle("the message", with(s, d), outbox.ResultDone)
+		}
+		settle(retry(r, 0, "503"), outbox.DoubtKept)
+		r = f.claimOne(long)
+		expect("after a retry", false, true)
+		settle(release(r, 0), outbox.DoubtKept)
+		r = f.start("k", long)
+		expect("begun after a release", false, true)
+		settle(retry(r, long, "503"), outbox.DoubtKept)
+		f.amend("retry by hand", outbox.ActionRetry, byKey("k"), 1)
+		r = f.claimOne(long)
+		expect("after a retry by hand", false, true)
+		settle(release(r, 0), outbox.DoubtCleared)
+		r = f.claimOne(long)
+		expect("after it was cleared", false, false)
+		settle(retry(r, 0, "503"), outbox.DoubtKept)
+		r = f.claimOne(long)
+		expect("after a retry that tells nothing", false, false)
+		settle(retry(r, 0, "timeout"), outbox.DoubtRaised)
+		r = f.claimOne(short)
+		expect("after it was raised", false, true)
+		rows := f.claimAfter(2*short, long)
+		f.equal("attempts after a lapse in company", rows[0].Attempt, r.Attempt)
+		r = rows[0]
+		expect("after a lapse", true, true)
+		settle(unknown(r), outbox.DoubtRaised)
+		f.amend("decide", outbox.ActionPending, byKey("k"), 1)
+		r = f.claimOne(long)
+		expect("after a person said that it was not sent", false, false)
+		settle(retry(r, 0, "timeout"), outbox.DoubtRaised)
+		settle(dead(f.claimOne(long)), outbox.DoubtKept)
+		f.amend("retry", outbox.ActionRetry, byKey("k"), 1)
+		r = f.claimOne(long)
+		expect("dead and retried", false, false)
+		f.finish(r)
+	}
 }
 
 // Whoever claims the poison dies, until it has used up its attempts; everybody

@@ -72,6 +72,9 @@ var journalDefects = map[string][]string{
 	"lapse never counts":                         {"LapsesInCompanyCostNoAttempt", "BystandersOfAPoisonMessageSurvive"},
 	"poison is claimed in company":               {"TwiceLapsedIsClaimedAlone", "TwiceLapsedOfAGroupIsClaimedAlone", "BystandersOfAPoisonMessageSurvive"},
 	"lapses are never forgotten":                 {"SettlementForgetsLapses"},
+	"doubt is forgotten":                         {"DoubtOutlivesSettlements"},
+	"doubt is not raised":                        {"DoubtOutlivesSettlements"},
+	"doubt is never cleared":                     {"DoubtOutlivesSettlements"},
 	"claim overrides held messages":              {"HeldMessageIsSkipped"},
 	"claim overrides a held group":               {"GroupHeldByAPutIsNotClaimed"},
 

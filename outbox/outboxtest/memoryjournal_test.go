@@ -269,9 +269,6 @@ func (m *memory) BeginMessage(ctx context.Context, tx outbox.Tx, channel, key st
 
 // lease gives a message to a holder.
 func (m *memory) lease(r memoryMessage, token outbox.Token, until time.Time) memoryMessage {
-	if r.Ambiguous = r.claimed; m.is("lapsed message is not ambiguous") {
-		r.Ambiguous = false
-	}
 	counts := !r.claimed || r.lapses >= 2
 	switch m.defect {
 	case "lapse in company counts":
@@ -286,6 +283,9 @@ func (m *memory) lease(r memoryMessage, token outbox.Token, until time.Time) mem
 	}
 	if r.claimed {
 		r.lapses++
+	}
+	if r.Ambiguous, r.Alone = r.lapses > 0, r.lapses > 1; r.claimed && m.is("lapsed message is not ambiguous") {
+		r.Ambiguous = false
 	}
 	if !m.is("tokens of messages stay") || r.Token == 0 {
 		r.Token = token
@@ -317,7 +317,7 @@ func (m *memory) ListMessages(ctx context.Context, tx outbox.Tx, channel string,
 			if r.Version <= l.After && !(m.is("page repeats its first message") && r.Version == l.After) || !m.matches(r, l.MessageFilter) {
 				continue
 			}
-			r.Ambiguous = false
+			r.Ambiguous, r.Alone = false, false
 			if !l.Payloads && !m.is("list of messages has payloads") {
 				r.Payload = nil
 			}

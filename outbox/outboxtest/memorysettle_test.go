@@ -113,9 +113,16 @@ func (m *memory) settleMessage(t *memoryTx, id messageID, r memoryMessage, there
 // settledMessage returns what a settlement makes of a message.
 func (m *memory) settledMessage(r memoryMessage, s outbox.Settlement) memoryMessage {
 	now := m.now()
-	r.claimed, r.ended, r.LeaseUntil, r.Ambiguous = false, s.Outcome, time.Time{}, false
-	if !m.is("lapses are never forgotten") {
+	r.claimed, r.ended, r.LeaseUntil, r.Ambiguous, r.Alone = false, s.Outcome, time.Time{}, false, false
+	open := s.Outcome == outbox.OutcomeRetry || s.Outcome == outbox.OutcomeRelease
+	switch {
+	case m.is("lapses are never forgotten"):
+	case !open, s.Doubt == outbox.DoubtKept && m.is("doubt is forgotten"), s.Doubt == outbox.DoubtCleared && !m.is("doubt is never cleared"):
 		r.lapses = 0
+	case s.Doubt == outbox.DoubtRaised && !m.is("doubt is not raised"):
+		r.lapses = 1
+	default:
+		r.lapses = min(r.lapses, 1)
 	}
 	if s.Outcome != outbox.OutcomeDone && s.Error != "" && !m.is("error of a message is dropped") {
 		r.LastError, r.Code = s.Error, s.Code
