@@ -139,7 +139,8 @@ func (postgres) claim(ctx context.Context, db *sql.DB, d Dialect, c Claim, at no
 		[]any{c.Channel, c.Limit, c.Lease, c.From, at},
 	}), func() Scan {
 		scan := attempt()
-		return func(rows *sql.Rows) error { return scan(pgClaimed{rows}) }
+		claimed := &pgClaimed{}
+		return func(rows *sql.Rows) error { claimed.row = rows; return scan(claimed) }
 	})
 }
 

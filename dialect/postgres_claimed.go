@@ -12,18 +12,25 @@ import (
 // NULL.
 
 // pgClaimed scans a row of claim_1 as a place, rowColumns and whether it is a
-// probe.
-type pgClaimed struct{ row Scanner }
+// probe. One serves for all rows of a claim, so that the lists are not
+// allocated for each.
+type pgClaimed struct {
+	row Scanner
+	pgPacked
+	columns [4]any
+	values  [9]any
+	texts   [2]any
+}
 
-func (c pgClaimed) Scan(to ...any) error {
-	var p pgPacked
-	if err := c.row.Scan(to[1], to[5], &p.numbers, &p.words); err != nil {
+func (c *pgClaimed) Scan(to ...any) error {
+	c.pgPacked = pgPacked{}
+	c.columns = [4]any{to[1], to[5], &c.numbers, &c.words}
+	if err := c.row.Scan(c.columns[:]...); err != nil {
 		return err
 	}
-	return p.into(
-		[]any{to[0], to[2], to[4], to[7], to[8], to[9], to[3], to[10], to[12]}, // place to probe, as claim_1 has them
-		[]any{to[6], to[11]}, // headers, last_error
-	)
+	c.values = [9]any{to[0], to[2], to[4], to[7], to[8], to[9], to[3], to[10], to[12]} // place to probe, as claim_1 has them
+	c.texts = [2]any{to[6], to[11]}                                                    // headers, last_error
+	return c.into(c.values[:], c.texts[:])
 }
 
 // pgClaimedMessage scans a row of claim_messages_1 as MessageColumns and
@@ -31,17 +38,21 @@ func (c pgClaimed) Scan(to ...any) error {
 type pgClaimedMessage struct {
 	row     Scanner
 	reached *int64
+	pgPacked
+	columns [5]any
+	values  [10]any
+	texts   [4]any
 }
 
-func (c pgClaimedMessage) Scan(to ...any) error {
-	var p pgPacked
-	if err := c.row.Scan(to[1], to[11], to[5], &p.numbers, &p.words); err != nil {
+func (c *pgClaimedMessage) Scan(to ...any) error {
+	c.pgPacked = pgPacked{}
+	c.columns = [5]any{to[1], to[11], to[5], &c.numbers, &c.words}
+	if err := c.row.Scan(c.columns[:]...); err != nil {
 		return err
 	}
-	return p.into(
-		[]any{to[0], to[2], to[4], to[7], to[8], to[16], to[3], to[9], to[17], c.reached}, // place to reached, as claim_messages_1 has them
-		[]any{to[6], to[10], to[14], to[15]},                                              // headers, last_error, ref, code
-	)
+	c.values = [10]any{to[0], to[2], to[4], to[7], to[8], to[16], to[3], to[9], to[17], c.reached} // place to reached, as claim_messages_1 has them
+	c.texts = [4]any{to[6], to[10], to[14], to[15]}                                                // headers, last_error, ref, code
+	return c.into(c.values[:], c.texts[:])
 }
 
 type pgPacked struct {
@@ -51,7 +62,7 @@ type pgPacked struct {
 
 // into parses the numbers into pointers to a [Place], a bool or an integer, and
 // the words, if there are any, into pointers to texts.
-func (p pgPacked) into(numbers, words []any) error {
+func (p *pgPacked) into(numbers, words []any) error {
 	rest := p.numbers
 	for _, to := range numbers {
 		var text string

@@ -46,11 +46,12 @@ func (postgres) claimMessages(ctx context.Context, run Runner, d Dialect, c Clai
 	if c.Reached != nil {
 		reached = c.Reached
 	}
+	claimed := &pgClaimedMessage{reached: reached}
 	return run(ctx, d.rendered(Statement{`
 		SELECT x.key, x.grp, x.payload, x.numbers, x.words
 		FROM {t:claim_messages_1}($1::text, $2::integer, $3::bigint, $4::bigint, $5::bigint, $6::boolean, $7::boolean, $8::bigint) AS x`,
 		[]any{c.Channel, c.Limit, c.Lease, c.From, c.FromGroup, c.Full, c.SkipEnded, at},
-	}), func(row Scanner) error { return scan(pgClaimedMessage{row, reached}) })
+	}), func(row Scanner) error { claimed.row = row; return scan(claimed) })
 }
 
 func (postgres) beginMessage(ctx context.Context, run Runner, d Dialect, channel, key string, lease int64, at now, scan func(Scanner) error) (result int16, err error) {

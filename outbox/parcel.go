@@ -244,7 +244,11 @@ func (d *dispatch) decide(it *item) {
 	}
 	d.part.count(s, it.fate)
 	if d.part.ss == nil {
-		d.part.ss = make([]Settlement, 0, min(len(d.b.rows), 128))
+		room := len(d.b.rows) // all end together
+		if d.c.crew.sending.one != nil {
+			room = min(room, 128)
+		}
+		d.part.ss = make([]Settlement, 0, room)
 	}
 	d.part.ss = append(d.part.ss, s)
 	d.total.count(s, it.fate)

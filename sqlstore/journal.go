@@ -114,7 +114,7 @@ func (s *Store) put(ctx context.Context, run dialect.Runner, p dialect.PutMessag
 	existing := make(map[int]outbox.Row)
 	made, err := s.d.PutMessages(ctx, run, p, s.now(), func(i int, row dialect.Scanner) error {
 		var r outbox.Row
-		err := scanMessage(row, &r)
+		err := newMessageScan().scan(row, &r) // they are few
 		existing[i] = r
 		return err
 	})
@@ -148,6 +148,7 @@ func (s *Store) ClaimMessages(ctx context.Context, tx outbox.Tx, c outbox.Claim)
 	}
 	var claimed outbox.Claimed
 	start := time.Now()
+	messages := newMessageScan(&claimed.Probe)
 	err := s.doing(ctx, tx, func(ctx context.Context, run dialect.Runner) error {
 		claimed, reached = outbox.Claimed{}, 0
 		return s.d.ClaimMessages(ctx, run, claim, s.now(), func(row dialect.Scanner) error {
@@ -155,7 +156,7 @@ func (s *Store) ClaimMessages(ctx context.Context, tx outbox.Tx, c outbox.Claim)
 				claimed.Rows = make([]outbox.Row, 0, c.Limit)
 			}
 			claimed.Rows = append(claimed.Rows, outbox.Row{})
-			return scanMessage(row, &claimed.Rows[len(claimed.Rows)-1], &claimed.Probe)
+			return messages.scan(row, &claimed.Rows[len(claimed.Rows)-1])
 		})
 	}, "claim from channel %q", c.Channel)
 	if err != nil {
@@ -205,7 +206,7 @@ func (s *Store) BeginMessage(ctx context.Context, tx outbox.Tx, channel, key str
 	var result int16
 	err := s.doing(ctx, tx, func(ctx context.Context, run dialect.Runner) (err error) {
 		result, err = s.d.BeginMessage(ctx, run, channel, key, micros(lease), s.now(), func(r dialect.Scanner) error {
-			return scanMessage(r, &row)
+			return newMessageScan().scan(r, &row)
 		})
 		return err
 	}, "begin key %q of channel %q", key, channel)
@@ -225,13 +226,14 @@ func (s *Store) BeginMessage(ctx context.Context, tx outbox.Tx, channel, key str
 // ListMessages implements outbox.JournalStore.
 func (s *Store) ListMessages(ctx context.Context, tx outbox.Tx, channel string, l outbox.MessageList) ([]outbox.Row, error) {
 	var list []outbox.Row
+	messages := newMessageScan()
 	filter := messageFilter(channel, l.MessageFilter, l.After, l.Limit)
 	err := s.doing(ctx, tx, func(ctx context.Context, run dialect.Runner) error {
 		list = nil
 		return s.d.ListMessages(ctx, run, filter, l.Payloads, s.now(), func(row dialect.Scanner) error {
 			list = append(list, outbox.Row{})
 			r := &list[len(list)-1]
-			err := scanMessage(row, r)
+			err := messages.scan(row, r)
 			if !l.Payloads {
 				r.Payload = nil
 			}
@@ -299,49 +301,4 @@ func messageFilter(channel string, f outbox.MessageFilter, after outbox.Version,
 		filter.States = append(filter.States, int16(state))
 	}
 	return filter
-}
-
-func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
-
-// scanMessage reads the columns of a message, and what follows into more.
-func scanMessage(row dialect.Scanner, r *outbox.Row, more ...any) error {
-	var created, due, until, completed int64
-	var outcome int16
-	var lapses int
-	var headers string
-	dest := []any{
-		(*dialect.Place)(&r.ID), &r.Key, (*int64)(&r.Version), (*int64)(&r.Token), &r.Attempt, &r.Payload, &headers, &created, &due, &until,
-		&r.LastError, &r.Group, &outcome, &completed, &r.Ref, &r.Code, &lapses,
-	}
-	if err := row.Scan(append(dest, more...)...); err != nil {
-		return err
-	}
-	r.StagedAt, r.Due = instant(created), instant(due)
-	r.Ambiguous, r.Alone = lapses > 0, lapses > 1
-	if completed > 0 {
-		r.CompletedAt = instant(completed)
-	}
-	switch {
-	case outcome == dialect.OutcomeDone:
-		r.State = outbox.StateSent
-	case outcome == dialect.OutcomeDead:
-		r.State = outbox.StateDead
-	case outcome == dialect.OutcomeUnknown:
-		r.State = outbox.StateUnknown
-	case until > 0:
-		r.State, r.LeaseUntil = outbox.StateSending, instant(until)
-	case r.Attempt > 0:
-		r.State = outbox.StateFailed
-	default:
-		r.State = outbox.StatePending
-	}
-	if r.Payload == nil {
-		r.Payload = []byte{}
-	}
-	if headers != "" {
-		if err := readHeader(headers, &r.Header); err != nil {
-			r.Broken = fmt.Errorf("read headers of key %q: not a JSON object of strings", r.Key)
-		}
-	}
-	return nil
 }

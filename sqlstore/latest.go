@@ -97,7 +97,7 @@ func (s *Store) PendingRow(ctx context.Context, tx outbox.Tx, channel, key strin
 	st := s.d.Pending(channel, key)
 	scan := func(rows outbox.Rows) error {
 		found = true
-		return scanRow(rows, &row)
+		return newRowScan().scan(rows, &row)
 	}
 	if tx == nil {
 		err = s.d.Read(ctx, s.db, st, dialect.Once(func(rows *sql.Rows) error { return scan(rows) }))
@@ -114,9 +114,10 @@ func (s *Store) PendingRow(ctx context.Context, tx outbox.Tx, channel, key strin
 // ListRows implements outbox.LatestStore.
 func (s *Store) ListRows(ctx context.Context, channel, after string, limit int) ([]outbox.Row, error) {
 	var list []outbox.Row
+	read := newRowScan()
 	scan := func(rows *sql.Rows) error {
 		list = append(list, outbox.Row{})
-		return scanRow(rows, &list[len(list)-1])
+		return read.scan(rows, &list[len(list)-1])
 	}
 	err := s.d.Read(ctx, s.db, s.d.List(channel, after, limit), func() dialect.Scan { list = nil; return scan })
 	return list, s.failed(ctx, err, "list channel %q", channel)
@@ -149,12 +150,13 @@ func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, 
 	claim := dialect.Claim{Channel: c.Channel, Limit: c.Limit, Lease: micros(c.Lease), From: from.due}
 	var claimed outbox.Claimed
 	start := time.Now()
+	rows := newRowScan(&claimed.Probe)
 	scan := func(row dialect.Scanner) error {
 		if claimed.Rows == nil {
 			claimed.Rows = make([]outbox.Row, 0, c.Limit)
 		}
 		claimed.Rows = append(claimed.Rows, outbox.Row{})
-		return scanRow(row, &claimed.Rows[len(claimed.Rows)-1], &claimed.Probe)
+		return rows.scan(row, &claimed.Rows[len(claimed.Rows)-1])
 	}
 	err := s.d.Claim(ctx, s.db, claim, s.now(), func() func(dialect.Scanner) error { claimed = outbox.Claimed{}; return scan })
 	if err != nil {
@@ -171,34 +173,3 @@ func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, 
 	}
 	return claimed, nil
 }
-
-// scanRow reads a row as dialect.Pending orders it, and what follows into more.
-func scanRow(row dialect.Scanner, r *outbox.Row, more ...any) error {
-	var staged, due, until int64
-	var headers string
-	dest := []any{
-		(*dialect.Place)(&r.ID), &r.Key, (*int64)(&r.Version), (*int64)(&r.Token), &r.Attempt, &r.Payload, &headers,
-		&r.Deleted, &staged, &due, &until, &r.LastError,
-	}
-	if err := row.Scan(append(dest, more...)...); err != nil {
-		return err
-	}
-	r.StagedAt, r.Due = time.UnixMicro(staged).UTC(), time.UnixMicro(due).UTC()
-	switch {
-	case until > 0:
-		r.LeaseUntil = time.UnixMicro(until).UTC()
-	case until == 0: // never leased: what is in token is no lease's
-		r.Token = 0
-	}
-	if r.Payload == nil {
-		r.Payload = []byte{}
-	}
-	if headers != "" {
-		if err := readHeader(headers, &r.Header); err != nil {
-			r.Broken = fmt.Errorf("read headers of key %q: not a JSON object of strings", r.Key)
-		}
-	}
-	return nil
-}
-
-func readHeader(text string, h *outbox.Header) error { return json.Unmarshal([]byte(text), h) }
