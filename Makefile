@@ -35,7 +35,7 @@ test-short: ## run the tests that need no Postgres
 	@for m in $(MODULES); do go -C $$m test -short -timeout $(TIMEOUT) ./... || exit; done
 
 test-bouncer: ## run the tests of poolers through a real PgBouncer; installs it where it is missing
-	scripts/pgbouncer.sh scripts/postgres.sh go test $(RACE) -count=1 -run 'PgBouncer' -timeout $(TIMEOUT) ./integration
+	scripts/pgbouncer.sh scripts/postgres.sh go test $(RACE) -count=1 -tags pgbouncer -run PgBouncer -timeout $(TIMEOUT) ./integration
 
 lint: ## gofmt, go vet and staticcheck
 	@files=$$(gofmt -l .); [ -z "$$files" ] || { echo "gofmt would change:"; echo "$$files"; exit 1; }

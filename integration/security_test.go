@@ -13,8 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/seed-2b36b211/sqloutbox/dialect"
+	"github.com/seed-2b36b211/sqloutbox/internal/pgtest"
 	"github.com/seed-2b36b211/sqloutbox/migrations"
 	"github.com/seed-2b36b211/sqloutbox/outbox"
+	"github.com/seed-2b36b211/sqloutbox/sqlstore"
 )
 
 var (
@@ -274,4 +276,175 @@ func TestDoctorKnowsTheRolesOfThePage(t *testing.T) {
 			require.Contains(t, fmt.Sprint(findings), "the role can only "+can+"; it lacks, ")
 		}
 	})
+}
+
+// What was put is in no error, no log line, no event and no statistics, whatever
+// goes wrong: also where the database itself quotes the row that it refuses.
+func TestPayloadsAndHeadersAreToldToNobody(t *testing.T) {
+	const canary = "c4n4ry"
+	onBoth(t, func(t *testing.T, s *site) {
+		payload, header := []byte(`{"it":"`+canary+`"}`), outbox.Header{"it": canary}
+		var said []string
+		hear := func(what string, err error) {
+			t.Helper()
+			require.Error(t, err, what)
+			said = append(said, fmt.Sprintf("%s: %+v", what, err))
+		}
+		ctx, book := t.Context(), new(logbook)
+		o := outbox.LatestOptions[string]{Channel: "states", Headers: func(_ context.Context, h outbox.Header) { h["it"] = canary }}
+		l, err := outbox.NewLatest[string](s.store, o)
+		require.NoError(t, err)
+		j := s.journal("mail")
+
+		// Refused before anything is written.
+		tx := s.begin()
+		_, err = l.Stage(ctx, tx, "", canary)
+		hear("stage without a key", err)
+		_, err = l.Stage(ctx, tx, "big", canary+strings.Repeat("x", 1<<20))
+		hear("stage too much", err)
+		for what, m := range map[string]outbox.Message{
+			"key":     {Key: "\xff", Payload: payload, Header: header},
+			"group":   {Key: "k", Group: "\x00", Payload: payload, Header: header},
+			"header":  {Key: "k", Payload: payload, Header: outbox.Header{"it": canary + "\x00"}},
+			"size":    {Key: "k", Payload: []byte(canary + strings.Repeat("x", 1<<20)), Header: header},
+			"headers": {Key: "k", Payload: payload, Header: outbox.Header{"it": canary + strings.Repeat("x", 10_000)}},
+		} {
+			_, err = j.Put(ctx, tx, m)
+			hear("put a bad "+what, err)
+		}
+		require.NoError(t, tx.Rollback())
+
+		// Refused by the database.
+		first := s.put(j, outbox.Message{Key: "k", Payload: payload, Header: header}, outbox.Message{Key: "broken", Payload: payload, Header: header})
+		require.NoError(t, s.store.Transact(ctx, nil, func(tx *sql.Tx) error { _, err := l.Stage(ctx, tx, "k", canary); return err }))
+		_, err = s.db.Exec(s.dialect.Render(`UPDATE {t:messages} SET headers = '{"it":"` + canary + `",' WHERE key = 'broken'`))
+		require.NoError(t, err)
+		for _, change := range refuseChanges(s) {
+			s.exec(change)
+		}
+		for what, call := range map[string]func(tx *sql.Tx) error{
+			"stage": func(tx *sql.Tx) error { _, err := l.Stage(ctx, tx, "k", canary); return err },
+			"many": func(tx *sql.Tx) error {
+				_, err := l.StageMany(ctx, tx, []outbox.Item[string]{{Key: "a", Value: canary}})
+				return err
+			},
+			"put": func(tx *sql.Tx) error {
+				_, err := j.Put(ctx, tx, outbox.Message{Key: "n", Payload: payload, Header: header})
+				return err
+			},
+		} {
+			tx := s.begin()
+			hear(what, call(tx))
+			require.NoError(t, tx.Rollback())
+		}
+		_, err = j.Add(ctx, outbox.Message{Key: "n", Group: "g", Payload: payload, Header: header})
+		hear("add", err)
+		_, err = j.ClaimDue(ctx, 10, time.Minute)
+		hear("claim", err)
+		_, err = j.Begin(ctx, "k", time.Minute)
+		hear("begin", err)
+
+		// Published and sent, and it fails.
+		stop := s.run(book.options(),
+			l.Publisher(func(context.Context, []*outbox.Entry[string]) error { panic("boom") }, outbox.PublishOptions{Backoff: constant(20 * time.Millisecond)}),
+			j.Sender(func(_ context.Context, m *outbox.Record) (string, error) { return "", errDown }, outbox.SendOptions{Backoff: constant(20 * time.Millisecond)}))
+		eventually(t, "claims to be refused", func() bool { return book.count(outbox.EventTrouble) > 2 })
+		for _, change := range allowChanges(s) {
+			s.exec(change)
+		}
+		eventually(t, "attempts to fail", func() bool {
+			return book.count(outbox.EventPublish) > 2 && s.count(`SELECT count(*) FROM {t:messages} WHERE attempt > 1 OR outcome = 4`) == 2
+		})
+		require.NoError(t, stop())
+		require.Equal(t, first[0].Record.Key, "k")
+
+		stats, err := s.store.Stats(ctx)
+		require.NoError(t, err)
+		findings, err := s.store.Findings(ctx)
+		require.NoError(t, err)
+		rs, _, err := j.List(ctx, outbox.Filter{All: true})
+		require.NoError(t, err)
+		for _, r := range rs {
+			r.Header = nil // the record's own: `outbox list` shows none
+			said = append(said, fmt.Sprintf("%+v", r))
+		}
+		book.mu.Lock()
+		said = append(said, fmt.Sprintf("%+v %+v %+v", stats, findings, book.events))
+		said = append(said, book.lines...)
+		book.mu.Unlock()
+		for _, text := range said {
+			require.NotContains(t, text, canary)
+		}
+	})
+}
+
+// refuseChanges makes the database refuse whatever changes an entry or a
+// message, as a constraint does that somebody added; Postgres then quotes the row.
+func refuseChanges(s *site) []string {
+	var statements []string
+	for _, table := range []string{"entries", "messages"} {
+		if s.postgres() {
+			statements = append(statements, s.dialect.Render(`ALTER TABLE {t:`+table+`} ADD CONSTRAINT refused CHECK (false) NOT VALID`))
+			continue
+		}
+		for _, change := range []string{"INSERT", "UPDATE"} {
+			statements = append(statements, s.dialect.Render(`CREATE TRIGGER refused_`+table+change+` BEFORE `+change+` ON {i:`+table+`}
+				BEGIN SELECT RAISE(ABORT, 'refused'); END`))
+		}
+	}
+	return statements
+}
+
+func allowChanges(s *site) []string {
+	var statements []string
+	for _, table := range []string{"entries", "messages"} {
+		if s.postgres() {
+			statements = append(statements, s.dialect.Render(`ALTER TABLE {t:`+table+`} DROP CONSTRAINT refused`))
+			continue
+		}
+		statements = append(statements, `DROP TRIGGER refused_`+table+`INSERT`, `DROP TRIGGER refused_`+table+`UPDATE`)
+	}
+	return statements
+}
+
+// A password is in no error and no log line, whatever keeps the database from
+// being reached.
+func TestPasswordsAreToldToNobody(t *testing.T) {
+	if testing.Short() {
+		return
+	}
+	const canary = "c4n4ry"
+	for what, dsn := range map[string]string{
+		"nobody listens":  "postgres://u:" + canary + "@127.0.0.1:1/d?sslmode=disable",
+		"no such host":    "postgres://u:" + canary + "@host.invalid/d",
+		"as keywords":     "host=127.0.0.1 port=1 user=u password=" + canary + " dbname=d",
+		"no such role":    strings.Replace(pgtest.DSN(t), "postgres@", "nobody:"+canary+"@", 1),
+		"no such base":    strings.Replace(withParameter(t, pgtest.DSN(t), "dbname", "missing"), "postgres@", "postgres:"+canary+"@", 1),
+		"another's words": strings.Replace(withParameter(t, pgtest.DSN(t), "no_such_setting", "x"), "postgres@", "postgres:"+canary+"@", 1),
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			require.Contains(t, dsn, canary)
+			db, err := sql.Open("pgx", dsn)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = db.Close() })
+			store, err := sqlstore.New(db, dialect.Postgres(), sqlstore.Options{})
+			require.NoError(t, err)
+			book := new(logbook)
+			r, err := outbox.NewRelay(book.options(), journalOn(t, store, "mail").Sender(new(receiver).send, outbox.SendOptions{}))
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			require.NoError(t, r.Run(ctx))
+			require.NotEmpty(t, book.noise())
+			said := append(book.noise(), fmt.Sprintf("%+v", book.events))
+			for _, err := range []error{store.Check(t.Context()), migrations.Up(t.Context(), db, dialect.Postgres())} {
+				require.Error(t, err)
+				said = append(said, fmt.Sprintf("%+v", err))
+			}
+			for _, text := range said {
+				require.NotContains(t, text, canary)
+			}
+		})
+	}
 }

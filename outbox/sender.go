@@ -100,7 +100,8 @@ type SendOptions struct {
 	// OnUnknown decides where nobody knows whether a message was sent, and Probe
 	// does not either. Defaults to Resend.
 	OnUnknown Policy
-	// Probe is asked first. Defaults to none.
+	// Probe is asked first, and again before each further attempt until it
+	// knows. Defaults to none.
 	Probe ProbeFunc
 	// Order decides over a group whose earlier message is dead or unknown.
 	// Defaults to Block.

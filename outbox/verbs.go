@@ -56,8 +56,8 @@ func (v Verbs) Begin(ctx context.Context, key string, lease time.Duration) (Reco
 // ClaimDue leases up to limit (1 to 10,000) due messages to the caller, oldest
 // due first, and counts an attempt for each. Messages of a group come in runs
 // that must be sent in their order: when one is not sent, settle those after it
-// with Defer. One that comes back Ambiguous was claimed before, by somebody
-// who did not settle it: find out, and see [Verbs.ResolveAmbiguous]. A channel
+// with Defer. Of one that comes back Ambiguous nobody knows whether it was sent
+// before: find out, and see [Verbs.ResolveAmbiguous]. A channel
 // that is paused gives none, one whose destination is down one at a time.
 func (v Verbs) ClaimDue(ctx context.Context, limit int, lease time.Duration) ([]Record, error) {
 	if err := firstError(v.usable(), checkCount("limit", limit, maxBatchSize), checkLease(lease)); err != nil {
@@ -119,8 +119,9 @@ func (v Verbs) MarkSent(ctx context.Context, l Lease, ref string) error {
 // after [Permanent], or at the tenth attempt, it is dead; after [RetryAfter] it
 // is due again after the delay; after [Defer] and [Unavailable] too, at once
 // where they name none, and the attempt is given back; [Unknown] keeps it as
-// unknown; after any other error it is due again after the backoff. A nil err
-// is ErrInvalid: it must not read as "sent".
+// unknown; after any other error it is due again after the backoff. It says
+// nothing of earlier attempts: what was Ambiguous comes back so. A nil err is
+// ErrInvalid: it must not read as "sent".
 func (v Verbs) MarkFailed(ctx context.Context, l Lease, err error) error {
 	const verb = "mark as failed"
 	if err == nil {

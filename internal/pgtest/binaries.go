@@ -24,10 +24,10 @@ var binaryDirs = []string{
 func findBinaries() (string, error) {
 	var dirs []string
 	if p, err := exec.LookPath("postgres"); err == nil {
-		dirs = append(dirs, filepath.Dir(p))
-		if real, err := filepath.EvalSymlinks(p); err == nil {
+		if real, err := filepath.EvalSymlinks(p); err == nil { // where all programs are, not only those with a link
 			dirs = append(dirs, filepath.Dir(real))
 		}
+		dirs = append(dirs, filepath.Dir(p))
 	}
 	if out, err := exec.Command("pg_config", "--bindir").Output(); err == nil {
 		dirs = append(dirs, strings.TrimSpace(string(out)))

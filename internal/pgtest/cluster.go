@@ -74,15 +74,42 @@ func (c *Cluster) PID() int {
 	return c.server.Process.Pid
 }
 
-func newCluster(o Options) (_ *Cluster, err error) {
+// Standby starts a hot standby of the server, a replica that follows it and
+// answers reads, and removes it when the test ends.
+func (c *Cluster) Standby(t testing.TB) *Cluster {
+	t.Helper()
+	s, err := create(c.bin, c.owner, c.opts, func(s *Cluster) *exec.Cmd {
+		return s.Command("pg_basebackup", "--dbname="+c.DSN(), "--pgdata="+s.data(), "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+	})
+	if err != nil {
+		t.Fatalf("start a standby for the test: %v\n%s", err, remedy)
+	}
+	t.Cleanup(func() {
+		if err := s.remove(); err != nil {
+			t.Errorf("remove the test's standby: %v", err)
+		}
+	})
+	return s
+}
+
+func newCluster(o Options) (*Cluster, error) {
 	bin, err := findBinaries()
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{bin: bin, opts: o}
-	if c.owner, err = findOwner(); err != nil {
+	owner, err := findOwner()
+	if err != nil {
 		return nil, err
 	}
+	return create(bin, owner, o, func(c *Cluster) *exec.Cmd {
+		return c.Command("initdb", "--no-sync", "--no-locale", "--encoding=UTF8", "--auth=trust", "--username=postgres", "--pgdata="+c.data())
+	})
+}
+
+// create makes a server whose files one of the server's programs makes, and
+// starts it.
+func create(bin string, owner owner, o Options, files func(*Cluster) *exec.Cmd) (_ *Cluster, err error) {
+	c := &Cluster{bin: bin, opts: o, owner: owner}
 	if c.dir, err = os.MkdirTemp("", "outbox-postgres-"); err != nil {
 		return nil, err
 	}
@@ -97,10 +124,9 @@ func newCluster(o Options) (_ *Cluster, err error) {
 	if c.guard, err = startGuard(c.dir); err != nil {
 		return nil, err
 	}
-	initdb := c.command("initdb", "--no-sync", "--no-locale", "--encoding=UTF8", "--auth=trust",
-		"--username=postgres", "--pgdata="+c.data())
-	if out, err := initdb.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("initdb: %w\n%s", err, out)
+	cmd := files(c)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%s: %w\n%s", filepath.Base(cmd.Path), err, out)
 	}
 	return c, c.Start()
 }
@@ -108,8 +134,9 @@ func newCluster(o Options) (_ *Cluster, err error) {
 func (c *Cluster) data() string { return filepath.Join(c.dir, "data") }
 func (c *Cluster) log() string  { return filepath.Join(c.dir, "log") }
 
-// command prepares one of the server's programs, as the server's owner.
-func (c *Cluster) command(name string, args ...string) *exec.Cmd {
+// Command prepares one of the server's programs, pg_dump for one, to run as the
+// server's owner in a directory that it may write to.
+func (c *Cluster) Command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(c.bin, name), args...)
 	cmd.Dir = c.dir
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
@@ -155,7 +182,7 @@ func (c *Cluster) start() error {
 		return err
 	}
 	defer log.Close()
-	cmd := c.command("postgres", args...)
+	cmd := c.Command("postgres", args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return err
