@@ -188,7 +188,7 @@ func TestListPrintsPagesAsOne(t *testing.T) {
 
 func TestShowTellsAllOfAMessage(t *testing.T) {
 	onEach(t, func(t *testing.T, dsn string) {
-		everyState(t, dsn, "mails")
+		j := everyState(t, dsn, "mails")
 		show := func(more ...string) string {
 			return ok(t, append([]string{"show", "--dsn", dsn, "--channel", "mails"}, more...)...)
 		}
@@ -224,6 +224,18 @@ func TestShowTellsAllOfAMessage(t *testing.T) {
 		require.Equal(t, exitFailed, r.code)
 		require.Regexp(t, `^outbox: read key "pending" of channel "default": not found: it was never put, or is gone since, .*; `+
 			`other channels, to be given by --channel: "mails"\n$`, r.stderr)
+
+		_, err := j.Add(t.Context(), outbox.Message{Key: "doubtful"})
+		require.NoError(t, err)
+		_, err = j.Begin(t.Context(), "doubtful", time.Millisecond)
+		require.NoError(t, err)
+		time.Sleep(10 * time.Millisecond)
+		rs, err := j.ClaimDue(t.Context(), 100, time.Hour)
+		require.NoError(t, err)
+		for _, r := range rs {
+			require.NoError(t, j.MarkFailed(t.Context(), r.Lease, outbox.Defer(time.Hour)))
+		}
+		require.Contains(t, show("doubtful"), "\nambiguous    perhaps sent: nobody knows how an earlier attempt ended\n")
 	})
 }
 

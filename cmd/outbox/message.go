@@ -23,6 +23,7 @@ type jsonMessage struct {
 	Number        int64         `json:"number"`
 	State         string        `json:"state"`
 	Attempts      int           `json:"attempts"`
+	Ambiguous     bool          `json:"ambiguous"` // perhaps sent: nobody knows how an earlier attempt ended
 	CreatedAt     time.Time     `json:"created_at"`
 	Due           *time.Time    `json:"due"`          // null: it has ended
 	LeasedUntil   *time.Time    `json:"leased_until"` // null: it is not leased
@@ -37,7 +38,7 @@ type jsonMessage struct {
 
 func asJSONMessage(r outbox.Record, payload bool) jsonMessage {
 	m := jsonMessage{
-		Channel: r.Channel, Key: r.Key, Group: r.Group, Number: r.Seq, State: r.State.String(), Attempts: r.Attempt,
+		Channel: r.Channel, Key: r.Key, Group: r.Group, Number: r.Seq, State: r.State.String(), Attempts: r.Attempt, Ambiguous: r.Ambiguous,
 		CreatedAt: r.CreatedAt.UTC(), CompletedAt: orNull(r.CompletedAt),
 		Ref: r.Ref, Code: r.Code, LastError: r.LastError, Header: r.Header,
 	}

@@ -60,6 +60,9 @@ func printMessage(w io.Writer, r outbox.Record, payload bool) error {
 	fact("number", fmt.Sprint(r.Seq))
 	fact("state", r.State.String()+" ("+meaning[r.State]+")")
 	fact("attempts", fmt.Sprint(r.Attempt))
+	if r.Ambiguous {
+		fact("ambiguous", "perhaps sent: nobody knows how an earlier attempt ended")
+	}
 	fact("created", utc(r.CreatedAt))
 	switch r.State {
 	case outbox.StatePending, outbox.StateFailed:
