@@ -227,9 +227,9 @@ func TestShowTellsAllOfAMessage(t *testing.T) {
 
 		_, err := j.Add(t.Context(), outbox.Message{Key: "doubtful"})
 		require.NoError(t, err)
-		_, err = j.Begin(t.Context(), "doubtful", time.Millisecond)
+		_, err = j.Begin(t.Context(), "doubtful", 100*time.Millisecond)
 		require.NoError(t, err)
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(150 * time.Millisecond)
 		rs, err := j.ClaimDue(t.Context(), 100, time.Hour)
 		require.NoError(t, err)
 		for _, r := range rs {
