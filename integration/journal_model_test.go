@@ -232,6 +232,7 @@ func (d *trial) drawSettlement(t *rapid.T, r outbox.Row) outbox.Settlement {
 		s.Keep, s.Ref = draw(t, "keep", false, true), "ref"
 	} else {
 		s.Error, s.Code = draw(t, "error", "x", "y"), draw(t, "code", "", "E1")
+		s.Doubt = draw(t, "doubt", outbox.DoubtKept, outbox.DoubtKept, outbox.DoubtRaised, outbox.DoubtCleared)
 	}
 	return s
 }
@@ -351,7 +352,7 @@ func (d *trial) compare(t *rapid.T) {
 
 // bareRow leaves out what a store need not tell.
 func bareRow(r outbox.Row) outbox.Row {
-	r.ID, r.Ambiguous, r.Header = 0, false, nil
+	r.ID, r.Ambiguous, r.Alone, r.Header = 0, false, false, nil
 	if r.State != outbox.StateSending {
 		r.Token = 0
 	}

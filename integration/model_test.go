@@ -97,15 +97,14 @@ func (w *model) lease(t *rapid.T, m *modelMessage, r outbox.Row, length time.Dur
 	if r.Token <= m.Token {
 		t.Fatalf("%s: token %d does not exceed its predecessor %d", m.Key, r.Token, m.Token)
 	}
-	ambiguous := m.leased
-	if r.Ambiguous != ambiguous {
-		t.Fatalf("%s: ambiguous %t, want %t", m.Key, r.Ambiguous, ambiguous)
-	}
-	if !ambiguous || m.lapses >= 2 {
+	if !m.leased || m.lapses >= 2 {
 		m.Attempt++
 	}
-	if ambiguous {
+	if m.leased {
 		m.lapses++
+	}
+	if ambiguous, alone := m.lapses > 0, m.lapses > 1; r.Ambiguous != ambiguous || r.Alone != alone {
+		t.Fatalf("%s: ambiguous %t, want %t; alone %t, want %t", m.Key, r.Ambiguous, ambiguous, r.Alone, alone)
 	}
 	if m.Due.After(w.now()) && !r.Due.After(m.Due) {
 		m.Due = r.Due // begun early
@@ -201,7 +200,15 @@ func (w *model) settle(s outbox.Settlement) outbox.Result {
 		return outbox.ResultDone
 	}
 	now := w.now()
-	m.leased, m.lapses, m.ended, m.LeaseUntil = false, 0, s.Outcome, time.Time{}
+	m.leased, m.ended, m.LeaseUntil = false, s.Outcome, time.Time{}
+	switch open := s.Outcome == outbox.OutcomeRetry || s.Outcome == outbox.OutcomeRelease; {
+	case !open, s.Doubt == outbox.DoubtCleared:
+		m.lapses = 0
+	case s.Doubt == outbox.DoubtRaised:
+		m.lapses = 1
+	default:
+		m.lapses = min(m.lapses, 1)
+	}
 	if s.Error != "" {
 		m.LastError, m.Code = s.Error, s.Code
 	}

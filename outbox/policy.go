@@ -49,7 +49,7 @@ const (
 )
 
 var (
-	errLapsed = errors.New("nobody knows whether an earlier attempt was sent")
+	errLapsed = errors.New("an earlier attempt lapsed or was cut short, nobody knows whether it was sent")
 )
 
 // fateOf says what is known of a message after a call that returned ref and
