@@ -74,10 +74,10 @@ type ClaimMessages struct {
 	Reached   *int64
 }
 
-// SettleMessages ends leases of one channel: slices of one length; all but
-// Places (0: anywhere), Keys, Groups ("" also where not known), Tokens are nil where
-// all are OutcomeDone without a ref. Keep is one for all done ones: a caller
-// that has both makes two calls.
+// SettleMessages ends leases of one channel: slices of one length. Groups (""
+// also where not known) is nil where none has one, and all but Places (0:
+// anywhere), Keys and Tokens where all are OutcomeDone without a ref. Keep is
+// one for all done ones: a caller that has both makes two calls.
 type SettleMessages struct {
 	Channel      string
 	Places       []Place
@@ -94,11 +94,10 @@ type SettleMessages struct {
 
 // ExtendMessages is what [Dialect.ExtendMessages] lets run on.
 type ExtendMessages struct {
-	Channel      string
-	Places       []Place
-	Keys, Groups []string
-	Tokens       []int64
-	Lease        int64 // microseconds from now
+	Channel string
+	Keys    []string
+	Tokens  []int64
+	Lease   int64 // microseconds from now
 }
 
 // MessageFilter selects messages; zero fields do not narrow. States are

@@ -235,14 +235,6 @@ func (d *dispatch) decide(it *item) {
 	if it.fate.class == ClassUnavailable && it.fate.kind == fateFailed && d.total.down == nil {
 		d.c.wentDown()
 	}
-	s := d.p.settlement(*it.row, it.fate)
-	if it.unsent && s.Doubt == DoubtKept {
-		s.Doubt = DoubtCleared
-	}
-	if it.fate.rush && s.Outcome == OutcomeRetry {
-		d.rushed++
-	}
-	d.part.count(s, it.fate)
 	if d.part.ss == nil {
 		room := len(d.b.rows) // all end together
 		if d.c.crew.sending.one != nil {
@@ -250,10 +242,18 @@ func (d *dispatch) decide(it *item) {
 		}
 		d.part.ss = make([]Settlement, 0, room)
 	}
-	d.part.ss = append(d.part.ss, s)
+	d.part.ss = append(d.part.ss, d.p.settlement(*it.row, it.fate))
+	s := &d.part.ss[len(d.part.ss)-1]
+	if it.unsent && s.Doubt == DoubtKept {
+		s.Doubt = DoubtCleared
+	}
+	if it.fate.rush && s.Outcome == OutcomeRetry {
+		d.rushed++
+	}
+	d.part.count(s, it.fate)
 	d.total.count(s, it.fate)
 	if d.n.alone {
-		d.total.ss = append(d.total.ss, s)
+		d.total.ss = append(d.total.ss, *s)
 	}
 }
 
@@ -262,7 +262,7 @@ func (v *verdict) settledItself() { v.settled, v.answered = v.settled+1, true }
 func (v *verdict) empty() bool { return len(v.ss) == 0 && v.settled == 0 }
 
 // count adds the settlement of a message.
-func (v *verdict) count(s Settlement, f fate) {
+func (v *verdict) count(s *Settlement, f fate) {
 	if s.Outcome != OutcomeDone && f.kind != fateHeld && v.cause == nil {
 		v.cause = f.err
 	}

@@ -55,12 +55,18 @@ func settlements(channel string, ss []outbox.Settlement, part []int, keep bool) 
 	n := len(part)
 	end := dialect.SettleMessages{
 		Channel: channel, Keep: keep,
-		Places: make([]dialect.Place, n), Keys: make([]string, n), Groups: make([]string, n), Tokens: make([]int64, n),
+		Places: make([]dialect.Place, n), Keys: make([]string, n), Tokens: make([]int64, n),
 	}
 	plain := true
 	for j, i := range part {
 		x := &ss[i]
-		end.Places[j], end.Keys[j], end.Groups[j], end.Tokens[j] = dialect.Place(x.Row.ID), x.Row.Key, x.Row.Group, int64(x.Row.Token)
+		end.Places[j], end.Keys[j], end.Tokens[j] = dialect.Place(x.Row.ID), x.Row.Key, int64(x.Row.Token)
+		if x.Row.Group != "" {
+			if end.Groups == nil {
+				end.Groups = make([]string, n)
+			}
+			end.Groups[j] = x.Row.Group
+		}
 		plain = plain && x.Outcome == outbox.OutcomeDone && x.Ref == ""
 		if x.Doubt != outbox.DoubtKept && end.Doubts == nil {
 			end.Doubts = make([]int16, n)
@@ -102,11 +108,10 @@ func (s *Store) extendMessages(ctx context.Context, tx outbox.Tx, channel string
 		return nil, nil
 	}
 	ask := dialect.ExtendMessages{
-		Channel: channel, Lease: micros(d),
-		Places: make([]dialect.Place, n), Keys: make([]string, n), Groups: make([]string, n), Tokens: make([]int64, n),
+		Channel: channel, Lease: micros(d), Keys: make([]string, n), Tokens: make([]int64, n),
 	}
 	for i, r := range rows {
-		ask.Places[i], ask.Keys[i], ask.Groups[i], ask.Tokens[i] = dialect.Place(r.ID), r.Key, r.Group, int64(r.Token)
+		ask.Keys[i], ask.Tokens[i] = r.Key, int64(r.Token)
 	}
 	var results []int16
 	err := s.doing(ctx, tx, func(ctx context.Context, run dialect.Runner) (err error) {
