@@ -48,23 +48,7 @@ func TestPutterNeedsFewGrants(t *testing.T) {
 			if err := as.store.Check(t.Context()); err != nil {
 				return err
 			}
-			for _, begin := range []time.Duration{0, time.Minute} {
-				for _, rows := range [][]outbox.PutRow{
-					{{Key: "one"}}, {{Key: "one"}}, {{Key: "grouped", Group: "g"}}, {{Key: "grouped", Group: "other"}},
-					{{Key: "many"}, {Key: "more"}}, {{Key: "both", Group: "h"}, {Key: "too"}},
-				} {
-					for i := range rows {
-						rows[i].Key += begin.String()
-						if rows[i].Group != "" {
-							rows[i].Group += begin.String()
-						}
-					}
-					if _, err := as.store.PutRows(t.Context(), nil, "mail", rows, begin); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
+			return as.putterWork(t.Context())
 		})
 	})
 }
@@ -80,6 +64,28 @@ func TestSenderNeedsFewGrants(t *testing.T) {
 		})
 		require.Error(t, s.as(t, "stranger", nil).store.Check(t.Context()))
 	})
+}
+
+// putterWork puts in every way: one and many, grouped and not, begun and not,
+// new and existing.
+func (s *site) putterWork(ctx context.Context) error {
+	for _, begin := range []time.Duration{0, time.Minute} {
+		for _, rows := range [][]outbox.PutRow{
+			{{Key: "one"}}, {{Key: "one"}}, {{Key: "grouped", Group: "g"}}, {{Key: "grouped", Group: "other"}},
+			{{Key: "many"}, {Key: "more"}}, {{Key: "both", Group: "h"}, {Key: "too"}},
+		} {
+			for i := range rows {
+				rows[i].Key += begin.String()
+				if rows[i].Group != "" {
+					rows[i].Group += begin.String()
+				}
+			}
+			if _, err := s.store.PutRows(ctx, nil, "mail", rows, begin); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // senderWork makes every call that a sender and its operator make.

@@ -75,23 +75,7 @@ func stagerWork(ctx context.Context, s *site) error {
 	if err != nil {
 		return err
 	}
-	for _, begin := range []time.Duration{0, time.Minute} {
-		for _, rows := range [][]outbox.PutRow{
-			{{Key: "one"}}, {{Key: "one"}}, {{Key: "grouped", Group: "g"}}, {{Key: "grouped", Group: "other"}},
-			{{Key: "many"}, {Key: "more"}}, {{Key: "both", Group: "h"}, {Key: "too"}},
-		} {
-			for i := range rows {
-				rows[i].Key += begin.String()
-				if rows[i].Group != "" {
-					rows[i].Group += begin.String()
-				}
-			}
-			if _, err := s.store.PutRows(ctx, nil, "mail", rows, begin); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return s.putterWork(ctx)
 }
 
 // publisherWork makes every call that a relay makes, of both systems.
