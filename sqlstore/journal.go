@@ -152,10 +152,7 @@ func (s *Store) ClaimMessages(ctx context.Context, tx outbox.Tx, c outbox.Claim)
 	err := s.doing(ctx, tx, func(ctx context.Context, run dialect.Runner) error {
 		claimed, reached = outbox.Claimed{}, 0
 		return s.d.ClaimMessages(ctx, run, claim, s.now(), func(row dialect.Scanner) error {
-			if claimed.Rows == nil {
-				claimed.Rows = make([]outbox.Row, 0, c.Limit)
-			}
-			claimed.Rows = append(claimed.Rows, outbox.Row{})
+			claimed.Rows = another(claimed.Rows, c.Limit)
 			return messages.scan(row, &claimed.Rows[len(claimed.Rows)-1])
 		})
 	}, "claim from channel %q", c.Channel)

@@ -152,10 +152,7 @@ func (s *Store) ClaimRows(ctx context.Context, c outbox.Claim) (outbox.Claimed, 
 	start := time.Now()
 	rows := newRowScan(&claimed.Probe)
 	scan := func(row dialect.Scanner) error {
-		if claimed.Rows == nil {
-			claimed.Rows = make([]outbox.Row, 0, c.Limit)
-		}
-		claimed.Rows = append(claimed.Rows, outbox.Row{})
+		claimed.Rows = another(claimed.Rows, c.Limit)
 		return rows.scan(row, &claimed.Rows[len(claimed.Rows)-1])
 	}
 	err := s.d.Claim(ctx, s.db, claim, s.now(), func() func(dialect.Scanner) error { claimed = outbox.Claimed{}; return scan })

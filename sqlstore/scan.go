@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/seed-2b36b211/sqloutbox/dialect"
@@ -44,6 +45,19 @@ func (s *rowScan) scan(row dialect.Scanner, to *outbox.Row) error {
 	}
 	finish(to, s.headers)
 	return nil
+}
+
+// another appends a row to those of a claim: most have few, and a full one
+// grows once.
+func another(rows []outbox.Row, limit int) []outbox.Row {
+	if len(rows) == cap(rows) {
+		more := min(limit, 32)
+		if len(rows) > 0 {
+			more = max(1, limit-len(rows))
+		}
+		rows = slices.Grow(rows, more)
+	}
+	return append(rows, outbox.Row{})
 }
 
 // messageScan does so for messages, see dialect.MessageColumnCount.
