@@ -127,7 +127,7 @@ func TestG7DatabaseKilledUnderLoadLosesNoMessage(t *testing.T) {
 	p := s.postings(4)
 	for range 2 {
 		before := p.acknowledged()
-		eventually(t, "traffic", func() bool { return p.acknowledged() > before+50 })
+		eventually(t, "traffic, and the relay at work", func() bool { return p.acknowledged() > before+50 && r.len() > 0 })
 		require.NoError(t, cluster.Kill())
 		require.NoError(t, cluster.Start())
 	}

@@ -137,7 +137,7 @@ func TestG7DatabaseKilledUnderLoadLosesNothing(t *testing.T) {
 	tr := s.traffic(4)
 	for range 3 {
 		before := tr.acknowledged()
-		eventually(t, "traffic", func() bool { return tr.acknowledged() > before+50 })
+		eventually(t, "traffic, and the relay at work", func() bool { return tr.acknowledged() > before+50 && w.len() > 0 })
 		require.NoError(t, cluster.Kill())
 		require.NoError(t, cluster.Start())
 	}
