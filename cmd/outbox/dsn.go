@@ -132,6 +132,9 @@ func reason(err error, dsn string) string {
 	return ": " + text
 }
 
+// password is where one begins: ToLower would change the length of what is not UTF-8.
+var password = regexp.MustCompile(`(?i)password`)
+
 // secret returns what of a Postgres DSN may hold a password.
 func secret(dsn string) string {
 	found := ""
@@ -141,8 +144,8 @@ func secret(dsn string) string {
 		}
 		_, found, _ = strings.Cut(rest, ":")
 	}
-	if i := strings.Index(strings.ToLower(dsn), "password"); i >= 0 {
-		found += " " + dsn[i+len("password"):]
+	if at := password.FindStringIndex(dsn); at != nil {
+		found += " " + dsn[at[1]:]
 	}
 	return found
 }

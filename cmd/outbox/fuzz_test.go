@@ -18,7 +18,7 @@ import (
 func FuzzDSN(f *testing.F) {
 	for _, seed := range []string{
 		"", "app.db", "postgres://u:p@h/d", "postgres://u:a@b@h/d", "host=h password='x", "file:a?mode=ro&_pragma=x(1)", "file:%zz",
-		"file://host/x", "sqlite:a.json", "x.json", "x.json?y", ":memory:", "mysql://u:p@h/d", "app.db?_pragma=x", "\x00", "//a//b", "postgres://%",
+		"file://host/x", "sqlite:a.json", "x.json", "x.json?y", ":memory:", "mysql://u:p@h/d", "app.db?_pragma=x", "\x00", "//a//b", "postgres://%", "host=0\xc2 pAssword0",
 	} {
 		f.Add(seed)
 	}
@@ -51,7 +51,7 @@ func FuzzDSNPassword(f *testing.F) {
 	const canary = "c4n4ryp4ss"
 	for _, seed := range [][2]string{
 		{"postgres://u:", "@h/d"}, {"postgres://u:", "@h:x/d"}, {"postgres://u:", "/x@h/d"}, {"postgres://u:", "@h/d?sslmode=odd"},
-		{"host=h password=", ""}, {"host=h password='", ""}, {"postgres://h/d?password=", ""}, {"POSTGRES://u:a@", "@h/d"},
+		{"host=h password=", ""}, {"host=h password='", ""}, {"postgres://h/d?password=", ""}, {"POSTGRES://u:a@", "@h/d"}, {"host=h \xc2password=", ""},
 	} {
 		f.Add(seed[0], seed[1])
 	}
