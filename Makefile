@@ -29,7 +29,7 @@ demo: ## see the outbox at work, in a moment and without any set-up
 test: ## vet and run all tests; sees to it that they have a Postgres
 	@for m in $(MODULES); do go -C $$m vet ./... || exit; done
 	@for m in $(MODULES); do scripts/postgres.sh go -C $$m test $(RACE) -timeout $(TIMEOUT) ./... || exit; done
-	scripts/fuzz.sh 500ms $(RACE)
+	scripts/fuzz.sh 100x $(RACE)
 
 test-short: ## run the tests that need no Postgres
 	@for m in $(MODULES); do go -C $$m test -short -timeout $(TIMEOUT) ./... || exit; done

@@ -2,9 +2,11 @@
 # Runs every fuzz target of this module: scripts/fuzz.sh TIME [BUILD FLAG...]
 #
 # It finds the targets itself, so that a new one cannot be forgotten. TIME is
-# for each. Without build flags inputs are guided by coverage, for which all
+# for each: a duration, or a number of inputs such as 100x. A duration may end in
+# the middle of an input, which go test then calls a failure, "context deadline
+# exceeded". Without build flags inputs are guided by coverage, for which all
 # packages are compiled anew, SQLite among them. With those of the tests
-# (scripts/fuzz.sh 1s -race) nothing is compiled that they have not compiled,
+# (scripts/fuzz.sh 100x -race) nothing is compiled that they have not compiled,
 # and inputs are random changes of the seeds: right for a short look.
 set -euo pipefail
 cd "$(dirname "$0")/.."
